@@ -1,7 +1,9 @@
 """The `.colibri` expert-block file: one aligned, checksummed block for each expert."""
 
+from .checksum import checksum
 from .dtypes import DTYPES, DTYPES_BY_GGML_ID, DType
 from .errors import ColibriError, FormatCode, FormatError, StorageError, UsageError
+from .interleave import can_interleave, deinterleave, interleave
 from .layout import (
     INDEX_DTYPE,
     DenseTensor,
@@ -14,9 +16,16 @@ from .layout import (
     Segment,
     SegmentSpec,
     TensorSpec,
+    block_seed,
+    round_up,
 )
 from .model import MODEL_FILE, ModelSpec, MoeSpec, RopeSpec, parse_model
+from .plan import FilePlan, block_padding, plan_layout
+from .reader import Expert, Reader, Tensor
+from .reader import open_file as open
 from .units import format_size, parse_size
+from .verify import Damage
+from .writer import Sink, Writer
 
 __all__ = [
     "DTYPES",
@@ -25,9 +34,12 @@ __all__ = [
     "MODEL_FILE",
     "ColibriError",
     "DType",
+    "Damage",
     "DenseTensor",
+    "Expert",
     "Extent",
     "FileEntry",
+    "FilePlan",
     "FileSpec",
     "FormatCode",
     "FormatError",
@@ -35,14 +47,27 @@ __all__ = [
     "Layout",
     "ModelSpec",
     "MoeSpec",
-    "RopeSpec",
+    "Reader",
     "Role",
+    "RopeSpec",
     "Segment",
     "SegmentSpec",
+    "Sink",
     "StorageError",
+    "Tensor",
     "TensorSpec",
     "UsageError",
+    "Writer",
+    "block_padding",
+    "block_seed",
+    "can_interleave",
+    "checksum",
+    "deinterleave",
     "format_size",
+    "interleave",
+    "open",
     "parse_model",
     "parse_size",
+    "plan_layout",
+    "round_up",
 ]

@@ -1,4 +1,4 @@
-"""Errors of the toolkit: every one has a stable code and says where, what was found, what was due."""
+"""Errors of the toolkit: each has a stable code and says where, what was found, what was due."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def parse_model(data: bytes, where: str = MODEL_FILE) -> ModelSpec:
     if not isinstance(eos, list):
         raise _bad(where, "member 'eos_tokens' is no array", "an array of token ids")
     record |= {"rope": rope, "moe": moe, "eos_tokens": tuple(eos)}
-    model = _build(where, "", record, ModelSpec)
+    model: ModelSpec = _build(where, "", record, ModelSpec)
     _check_model(where, model)
     return model
 
@@ -138,8 +138,11 @@ def _build(where: str, prefix: str, record: dict[str, Any], kind: type[Any]) -> 
     try:
         return kind(**record)
     except TypeError as error:
-        raise _bad(where, f"members of {prefix or 'the model'!r} are missing ({error})",
-                   f"all of {sorted(known)}") from error
+        raise _bad(
+            where,
+            f"members of {prefix or 'the model'!r} are missing ({error})",
+            f"all of {sorted(known)}",
+        ) from error
 
 
 def _check_model(where: str, model: ModelSpec) -> None:
@@ -163,8 +166,15 @@ def _check_model(where: str, model: ModelSpec) -> None:
 
     if not isinstance(model.family, str) or not model.family:
         raise _bad(where, f"family is {model.family!r}", "a non-empty name")
-    for name in ("n_layers", "hidden_size", "vocab_size", "context_length", "n_heads",
-                 "n_kv_heads", "head_dim"):
+    for name in (
+        "n_layers",
+        "hidden_size",
+        "vocab_size",
+        "context_length",
+        "n_heads",
+        "n_kv_heads",
+        "head_dim",
+    ):
         count(name, getattr(model, name))
     count("ffn_size", model.ffn_size, 0)
     number("rms_norm_eps", model.rms_norm_eps)
@@ -181,11 +191,17 @@ def _check_model(where: str, model: ModelSpec) -> None:
     if model.sliding_window is not None:
         count("sliding_window", model.sliding_window)
     if model.n_heads % model.n_kv_heads:
-        raise _bad(where, f"{model.n_heads} heads and {model.n_kv_heads} key/value heads",
-                   "n_heads is a multiple of n_kv_heads")
+        raise _bad(
+            where,
+            f"{model.n_heads} heads and {model.n_kv_heads} key/value heads",
+            "n_heads is a multiple of n_kv_heads",
+        )
     if model.rope.n_dims > model.head_dim or model.rope.n_dims % 2:
-        raise _bad(where, f"rope.n_dims is {model.rope.n_dims}",
-                   f"an even number of at most head_dim ({model.head_dim})")
+        raise _bad(
+            where,
+            f"rope.n_dims is {model.rope.n_dims}",
+            f"an even number of at most head_dim ({model.head_dim})",
+        )
     if model.bos_token is not None:
         count("bos_token", model.bos_token, 0)
     for token in model.eos_tokens:

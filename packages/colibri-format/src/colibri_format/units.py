@@ -26,8 +26,10 @@ def parse_size(text: str) -> int:
     if match is None:
         raise UsageError("bad-size", text, "is not a size", "a size is like 512M, 6G or 4096")
     number, unit, _ = match.groups()
-    return int(float(number) * _FACTORS[unit.upper()]) if "." in number else (
-        int(number) * _FACTORS[unit.upper()]
+    return (
+        int(float(number) * _FACTORS[unit.upper()])
+        if "." in number
+        else (int(number) * _FACTORS[unit.upper()])
     )
 
 

@@ -1,0 +1,512 @@
+"""Opening and reading a `.colibri` file (spec, section 11)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .blockindex import check_index
+from .canonical import parse_canonical
+from .checksum import checksum, view_bytes
+from .dtypes import DType
+from .errors import FormatCode, FormatError, StorageError, UsageError
+from .header import (
+    COPIED_REGIONS,
+    MIN_FILE_SIZE,
+    Region,
+    Superblock,
+    find_unsoundness,
+    parse_superblock,
+)
+from .interleave import deinterleave
+from .layout import (
+    INDEX_DTYPE,
+    PAGE,
+    DenseTensor,
+    Extent,
+    FileEntry,
+    Geometry,
+    Layout,
+    Segment,
+    block_seed,
+    file_seed,
+    round_up,
+    tensor_seed,
+)
+from .tables import Tables, parse_tables
+from .verify import Damage, verify_file
+
+
+def open_file(path: str | os.PathLike[str], *, verify: bool = True) -> Reader:
+    """The `.colibri` file `path`, opened and validated; a context manager.
+
+    Everything that does not need the data region is checked now, the data when it is read;
+    `verify=False` leaves out the latter.
+
+    Raises:
+        FormatError: with the code of the first rule that the file breaks.
+        StorageError: the kernel refused to open or read it.
+    """
+    return Reader(path, verify=verify)
+
+
+class Reader:
+    """An open file. Every method may be called from any thread; reads are positional.
+
+    `index` is the read-only structured array `[n_layers][n_experts]` of `{offset, size}`,
+    `checksums` the read-only `uint64` array beside it; both are views of the file's own bytes.
+    `warnings` tells what was damaged and made good from its copy.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, verify: bool = True) -> None:
+        self.path = Path(path)
+        self.is_verifying = verify
+        self._where = str(self.path)
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise StorageError.of(error, self.path, "opening") from error
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError("not-a-file", self.path, "is no regular file", "a file is required")
+        self.file_size = status.st_size
+        warnings: list[str] = []
+        self.superblock = self._read_superblock(warnings)
+        self.geometry: Geometry = self.superblock.geometry
+        data = {
+            region: self._read_region(region, warnings)
+            for region in COPIED_REGIONS
+            if self.superblock.region(region).length
+        }
+        self.tables: Tables = parse_tables(
+            data[Region.TABLES], self.geometry, self.data_region, self._where
+        )
+        shape = (self.geometry.n_layers, self.geometry.n_experts)
+        self.index: NDArray[Any] = np.frombuffer(data[Region.INDEX], INDEX_DTYPE).reshape(shape)
+        self.checksums: NDArray[np.uint64] = np.frombuffer(data[Region.CHECKSUMS], "<u8").reshape(
+            shape
+        )
+        check_index(
+            self.index, self.checksums, self.tables, self.geometry, self.data_region, self._where
+        )
+        self.metadata: dict[str, Any] = parse_canonical(data[Region.METADATA], self._where)
+        self.warnings = tuple(warnings)
+        self.tensors: Mapping[str, DenseTensor] = MappingProxyType(
+            {tensor.name: tensor for tensor in self.tables.tensors}
+        )
+        self.files: Mapping[str, FileEntry] = MappingProxyType(
+            {file.name: file for file in self.tables.files}
+        )
+        self._tensor_numbers = {t.name: n for n, t in enumerate(self.tables.tensors)}
+        self._file_numbers = {f.name: n for n, f in enumerate(self.tables.files)}
+
+    def _read_superblock(self, warnings: list[str]) -> Superblock:
+        if self.file_size < MIN_FILE_SIZE:
+            raise FormatError(
+                FormatCode.FILE_TOO_SMALL,
+                self._where,
+                f"has {self.file_size} bytes",
+                f"a .colibri file has at least {MIN_FILE_SIZE}",
+                "it is empty, cut short, or no .colibri file",
+            )
+        head = self.read_at(0, PAGE)
+        fault = find_unsoundness(head, self._where)
+        if fault is None:
+            self._check_size(head)
+            tail = self.read_at(self.file_size - PAGE, PAGE)
+            tail_fault = find_unsoundness(tail, self._where)
+            if tail_fault is not None:
+                warnings.append(f"the superblock at the end is damaged ({tail_fault.code})")
+            elif tail != head:
+                raise FormatError(
+                    FormatCode.SUPERBLOCK_CONFLICT,
+                    self._where,
+                    "the superblocks at its ends are both sound but differ",
+                    "they are the same",
+                    "the file is a mixture of two: restore it",
+                )
+            return parse_superblock(head, self._where)
+        tail = self.read_at(self.file_size - PAGE, PAGE)
+        if find_unsoundness(tail, self._where) is not None:
+            raise fault
+        block = parse_superblock(tail, self._where)
+        if block.file_size != self.file_size:
+            raise fault
+        warnings.append(f"the superblock at the start is damaged ({fault.code})")
+        return block
+
+    def _check_size(self, page: bytes) -> None:
+        required = int.from_bytes(page[56:64], "little")
+        if self.file_size < required:
+            raise FormatError(
+                FormatCode.TRUNCATED,
+                self._where,
+                f"has {self.file_size} bytes",
+                f"its superblock says {required}",
+                "the file is truncated: copy it again or repack it",
+            )
+        if self.file_size > required:
+            raise FormatError(
+                FormatCode.TRAILING_BYTES,
+                self._where,
+                f"has {self.file_size} bytes",
+                f"its superblock says {required}",
+                "something was appended to the file",
+            )
+
+    def _read_region(self, region: Region, warnings: list[str]) -> bytes:
+        data = self.read_region_copy(region, is_tail=False)
+        if data is not None:
+            return data
+        data = self.read_region_copy(region, is_tail=True)
+        if data is None:
+            raise FormatError(
+                FormatCode.REGION_CHECKSUM,
+                f"{self._where}: region {region.name.lower()}",
+                "both copies are damaged",
+                "one sound copy",
+                "repack the file or restore it",
+            )
+        warnings.append(f"the {region.name.lower()} region at the start is damaged")
+        return data
+
+    def read_region_copy(self, region: Region, *, is_tail: bool) -> bytes | None:
+        """One copy of `region`, or None if it is not sound (spec, 11.6)."""
+        extent = self.superblock.region(region)
+        offset = extent.copy_offset if is_tail else extent.offset
+        data = self.read_at(offset, round_up(extent.length, PAGE))
+        payload, padding = data[: extent.length], data[extent.length :]
+        return payload if checksum(payload) == extent.checksum and not any(padding) else None
+
+    @property
+    def uuid(self) -> UUID:
+        """Identity of the content: equal for equal files only."""
+        return self.superblock.uuid
+
+    @property
+    def data_region(self) -> Extent:
+        """The extent of the data region."""
+        extent = self.superblock.region(Region.DATA)
+        return Extent(extent.offset, extent.length)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The distinct layouts of the file."""
+        return self.tables.layouts
+
+    def layout(self, layer: int) -> Layout | None:
+        """The layout of that layer's blocks; None if the layer has no experts."""
+        self._check_layer(layer)
+        number = self.tables.layer_layouts[layer]
+        return None if number is None else self.layouts[number]
+
+    def expert(self, layer: int, expert: int) -> Expert:
+        """The block of `(layer, expert)`, not read yet.
+
+        Raises:
+            UsageError: `no-such-expert` if it is out of range or absent.
+        """
+        self._check_layer(layer)
+        if not 0 <= expert < self.geometry.n_experts or not self.index[layer, expert]["size"]:
+            raise UsageError(
+                "no-such-expert",
+                f"{self._where}: block L{layer}/E{expert}",
+                "is absent",
+                f"layer {layer} has {int(np.count_nonzero(self.index['size'][layer]))} experts "
+                f"of {self.geometry.n_experts}",
+            )
+        return Expert(self, layer, expert)
+
+    def tensor(self, name: str) -> Tensor:
+        """The dense tensor `name`, not read yet.
+
+        Raises:
+            UsageError: `no-such-tensor`.
+        """
+        fact = self.tensors.get(name)
+        if fact is None:
+            raise UsageError(
+                "no-such-tensor",
+                f"{self._where}: tensor {name!r}",
+                "is not in the file",
+                f"it has {len(self.tensors)} dense tensors",
+            )
+        return Tensor(self, fact, self._tensor_numbers[name])
+
+    def read_file(self, name: str) -> bytes:
+        """The embedded file `name`, checked.
+
+        Raises:
+            UsageError: `no-such-file`.
+            FormatError: `file-checksum`.
+        """
+        entry = self.files.get(name)
+        if entry is None:
+            raise UsageError(
+                "no-such-file",
+                f"{self._where}: embedded file {name!r}",
+                "is not in the file",
+                f"it has {', '.join(sorted(self.files)) or 'none'}",
+            )
+        data = self.read_at(entry.offset, entry.size)
+        self.check_data(
+            data,
+            entry.checksum,
+            file_seed(self._file_numbers[name]),
+            FormatCode.FILE_CHECKSUM,
+            f"embedded file {name!r} at {entry.offset:#x}",
+        )
+        return data
+
+    def layer_pack(self, layer: int) -> Extent:
+        """The extent that holds the dense tensors of `layer`; `(0, 0)` if it has none."""
+        self._check_layer(layer)
+        return Extent(*self.tables.packs[layer].item())
+
+    @property
+    def global_pack(self) -> Extent:
+        """The extent that holds the dense tensors of no layer."""
+        return Extent(*self.tables.packs[self.geometry.n_layers].item())
+
+    def verify(
+        self,
+        progress: Callable[[int, int], None] | None = None,
+        layer: int | None = None,
+    ) -> list[Damage]:
+        """What is damaged, after reading the whole file, or the blocks and tensors of `layer`.
+
+        `progress` is called with bytes done and bytes in all.
+        """
+        if layer is not None:
+            self._check_layer(layer)
+        return verify_file(self, progress, layer)
+
+    def fileno(self) -> int:
+        """The file descriptor, valid until `close`."""
+        return self._fd
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`.
+
+        Raises:
+            StorageError: `short-read` if the file ends before, or the kernel's error.
+        """
+        buffer = bytearray(size)
+        self.read_at_into(offset, buffer)
+        return bytes(buffer)
+
+    def read_at_into(self, offset: int, buffer: bytearray | memoryview | NDArray[np.uint8]) -> None:
+        """Fills `buffer` from `offset`; raises as `read_at` does."""
+        view = view_bytes(buffer)
+        done = 0
+        while done < len(view):
+            try:
+                n = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise StorageError.of(error, self.path, f"reading at {offset + done:#x}") from error
+            if n == 0:
+                raise StorageError(
+                    FormatCode.SHORT_READ,
+                    self.path,
+                    f"ended {len(view) - done} bytes early in a read of {len(view)} at {offset:#x}",
+                    f"{self.file_size} bytes were there when it was opened",
+                    "the file was cut short while in use",
+                )
+            done += n
+
+    def check_data(
+        self,
+        data: bytes | NDArray[np.uint8] | memoryview,
+        expected: int,
+        seed: int,
+        code: FormatCode,
+        place: str,
+    ) -> None:
+        """Raises FormatError with `code` unless `data` has that checksum, or checks are off."""
+        if not self.is_verifying:
+            return
+        actual = checksum(data, seed)
+        if actual != expected:
+            raise FormatError(
+                code,
+                f"{self._where}: {place}",
+                f"checksum of its bytes is {actual:#018x}",
+                f"{expected:#018x} is recorded",
+                "the data is damaged: repack or restore the file",
+            )
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.geometry.n_layers:
+            raise UsageError(
+                "no-such-layer",
+                f"{self._where}: layer {layer}",
+                "is not in the file",
+                f"it has layers 0 to {self.geometry.n_layers - 1}",
+            )
+
+    def close(self) -> None:
+        """Gives the descriptor back; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        shape = f"{self.geometry.n_layers} layers x {self.geometry.n_experts} experts"
+        return f"<colibri_format.Reader {self._where!r}, {shape}>"
+
+
+class Expert:
+    """One expert's block; reads happen when asked."""
+
+    __slots__ = ("_reader", "expert", "layer", "layout", "offset", "size")
+
+    def __init__(self, reader: Reader, layer: int, expert: int) -> None:
+        self._reader = reader
+        self.layer = layer
+        self.expert = expert
+        self.offset, self.size = reader.index[layer, expert].item()
+        layout = reader.layout(layer)
+        assert layout is not None  # the index was checked against the layouts
+        self.layout: Layout = layout
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of the block, in order."""
+        return self.layout.segments
+
+    @property
+    def checksum(self) -> int:
+        """The recorded XXH3-64, seeded with the block's place."""
+        return int(self._reader.checksums[self.layer, self.expert])
+
+    def read(self) -> NDArray[np.uint8]:
+        """The block's `size` bytes in a new array, checked.
+
+        Raises:
+            FormatError: `block-checksum`, naming layer, expert and offset.
+            StorageError: `short-read`, or the kernel's error.
+        """
+        data = np.empty(self.size, np.uint8)
+        self.read_into(data)
+        return data
+
+    def read_into(self, buffer: bytearray | memoryview | NDArray[np.uint8]) -> None:
+        """Fills `buffer`, of exactly `size` bytes, and checks it; raises as `read` does."""
+        view = view_bytes(buffer)
+        if len(view) != self.size:
+            raise UsageError(
+                "bad-buffer",
+                f"block L{self.layer}/E{self.expert}",
+                f"a buffer of {len(view)} bytes",
+                f"{self.size} are required",
+            )
+        self._reader.read_at_into(self.offset, view)
+        self._reader.check_data(
+            view,
+            self.checksum,
+            block_seed(self.layer, self.expert),
+            FormatCode.BLOCK_CHECKSUM,
+            f"block L{self.layer}/E{self.expert} at {self.offset:#x}",
+        )
+
+    def plain(self, segment: Segment, block: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The bytes of `segment` in `block` with rows as ggml has them (spec, section 9)."""
+        data = block[segment.offset : segment.offset + segment.size]
+        return deinterleave(data, segment.dtype, segment.shape) if segment.row_interleave else data
+
+
+class Tensor:
+    """One dense tensor; reads happen when asked."""
+
+    __slots__ = ("_number", "_reader", "fact")
+
+    def __init__(self, reader: Reader, fact: DenseTensor, number: int) -> None:
+        self._reader = reader
+        self._number = number
+        self.fact = fact
+
+    @property
+    def name(self) -> str:
+        """Its name in the file."""
+        return self.fact.name
+
+    @property
+    def dtype(self) -> DType:
+        """How its elements are encoded."""
+        return self.fact.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths in C order."""
+        return self.fact.shape
+
+    @property
+    def layer(self) -> int | None:
+        """The layer it belongs to; None for those of no layer."""
+        return self.fact.layer
+
+    @property
+    def offset(self) -> int:
+        """Where its bytes start in the file."""
+        return self.fact.offset
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.fact.size
+
+    def read(self) -> NDArray[np.uint8]:
+        """Its `size` bytes as stored, in a new array, checked.
+
+        Raises:
+            FormatError: `tensor-checksum`.
+            StorageError: `short-read`, or the kernel's error.
+        """
+        data = np.empty(self.size, np.uint8)
+        self.read_into(data)
+        return data
+
+    def read_into(self, buffer: bytearray | memoryview | NDArray[np.uint8]) -> None:
+        """Fills `buffer`, of exactly `size` bytes, and checks it; raises as `read` does."""
+        view = view_bytes(buffer)
+        if len(view) != self.size:
+            raise UsageError(
+                "bad-buffer",
+                f"tensor {self.name!r}",
+                f"a buffer of {len(view)} bytes",
+                f"{self.size} are required",
+            )
+        self._reader.read_at_into(self.offset, view)
+        self._reader.check_data(
+            view,
+            self.fact.checksum,
+            tensor_seed(self._number),
+            FormatCode.TENSOR_CHECKSUM,
+            f"tensor {self.name!r} at {self.offset:#x}",
+        )
