@@ -1,0 +1,155 @@
+"""Aligned memory for blocks: one anonymous mapping, cut into equal slots."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri_format import StorageError, UsageError
+
+HUGE_PAGE: Final = 2 * 2**20
+"""Bytes of a huge page on x86-64 and on arm64 with 4 KiB pages; the arena starts a multiple."""
+
+_RANGE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolReport:
+    """What the kernel gave: `huge_bytes` of the arena's `arena_bytes` stand in huge pages.
+
+    `huge_bytes` is None where /proc/self/smaps does not tell; `notes` says what was refused.
+    """
+
+    n_slots: int
+    slot_bytes: int
+    arena_bytes: int
+    huge_bytes: int | None
+    notes: tuple[str, ...] = ()
+
+
+def pool_bytes(n_slots: int, slot_bytes: int) -> int:
+    """Bytes that a pool maps: its slots, and up to a huge page lost to the arena's alignment."""
+    return n_slots * slot_bytes + HUGE_PAGE if n_slots else 0
+
+
+class Pool:
+    """`n_slots` slots of `slot_bytes` bytes each, touched, so that they can be had for certain.
+
+    The arena starts at a multiple of 2 MiB and never grows. Slots start at multiples of
+    `slot_bytes` within it, which is itself a multiple of the page size: so they suit O_DIRECT.
+    The pool owns the memory; arrays over it keep it alive after `close`.
+
+    Raises:
+        UsageError: `bad-slots` unless `slot_bytes` is a multiple of 4096.
+        StorageError: when the kernel gives no such mapping.
+    """
+
+    def __init__(self, n_slots: int, slot_bytes: int) -> None:
+        if n_slots < 0 or slot_bytes < 0 or slot_bytes % 4096 or (n_slots and not slot_bytes):
+            raise UsageError(
+                "bad-slots",
+                "pool",
+                f"{n_slots} slots of {slot_bytes} bytes",
+                "slots are a positive multiple of 4096 bytes",
+            )
+        self.n_slots = n_slots
+        self.slot_bytes = slot_bytes
+        self._map: mmap.mmap | None = None
+        self._notes: list[str] = []
+        size = n_slots * slot_bytes
+        arena = self._map_arena(size) if size else np.empty(0, np.uint8)
+        views = arena.reshape(n_slots, slot_bytes) if size else arena.reshape(0, 0)
+        self._slots: list[NDArray[np.uint8]] = list(views)
+        read_only = views.view()
+        read_only.flags.writeable = False
+        self._read_only: list[NDArray[np.uint8]] = list(read_only)
+        address = int(arena.__array_interface__["data"][0])
+        self._huge = huge_bytes(address, size) if size else 0
+
+    def _map_arena(self, size: int) -> NDArray[np.uint8]:
+        try:
+            # Python's default is MAP_SHARED, which the kernel backs by shmem: no huge pages there.
+            self._map = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise StorageError.of(
+                error, "pool", f"mapping {size + HUGE_PAGE} bytes", "give a smaller --memory"
+            ) from error
+        whole = np.frombuffer(self._map, np.uint8)
+        start = -int(whole.__array_interface__["data"][0]) % HUGE_PAGE
+        self._advise("MADV_HUGEPAGE", start, size)
+        # A fork during a direct read into private memory corrupts it (open(2), O_DIRECT notes).
+        self._advise("MADV_DONTFORK", start, size)
+        arena = whole[start : start + size]
+        # The kernel gives pages at the first write: one in each, so that none is missing later.
+        arena[:: mmap.PAGESIZE] = 0
+        return arena
+
+    def _advise(self, name: str, start: int, size: int) -> None:
+        advice = getattr(mmap, name, None)
+        if self._map is None or advice is None:
+            self._notes.append(f"{name}: this platform has no such advice")
+            return
+        try:
+            self._map.madvise(advice, start, size)
+        except OSError as error:
+            self._notes.append(f"{name} refused: {error.strerror}")
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all slots together."""
+        return self.n_slots * self.slot_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of address space taken, what alignment loses included."""
+        return pool_bytes(self.n_slots, self.slot_bytes)
+
+    def slot(self, number: int) -> NDArray[np.uint8]:
+        """The slot as `(slot_bytes,) uint8`, for the one who reads a block into it."""
+        return self._slots[number]
+
+    def view(self, number: int) -> NDArray[np.uint8]:
+        """The same, read-only, for those who use the block."""
+        return self._read_only[number]
+
+    def report(self) -> PoolReport:
+        """What was got, as found when the pool was made."""
+        notes = list(self._notes)
+        if self._huge is not None and self._huge < self.arena_bytes // HUGE_PAGE * HUGE_PAGE:
+            notes.append(
+                f"{self._huge} of {self.arena_bytes} bytes are in huge pages: see "
+                "/sys/kernel/mm/transparent_hugepage/enabled and free memory's fragmentation"
+            )
+        return PoolReport(self.n_slots, self.slot_bytes, self.arena_bytes, self._huge, tuple(notes))
+
+    def close(self) -> None:
+        """Gives the slots up; the memory goes with the last array over it."""
+        self._slots = []
+        self._read_only = []
+        self._map = None
+
+
+def huge_bytes(address: int, size: int, smaps: Path = Path("/proc/self/smaps")) -> int | None:
+    """Bytes in anonymous huge pages among the mappings that overlap `[address, address + size)`.
+
+    Read from the `AnonHugePages` lines (proc_pid_smaps(5)); None where there is no such file.
+    """
+    try:
+        lines = smaps.read_text().splitlines()
+    except OSError:
+        return None
+    total = 0
+    is_inside = False
+    for line in lines:
+        if match := _RANGE.match(line):
+            start, end = (int(group, 16) for group in match.groups())
+            is_inside = start < address + size and address < end
+        elif is_inside and line.startswith("AnonHugePages:"):
+            total += int(line.split()[1]) * 1024
+    return total
