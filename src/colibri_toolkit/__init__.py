@@ -1,0 +1,1 @@
+"""The command `colibri`: one name for the verbs of all installed Colibri packages."""
