@@ -1,0 +1,1 @@
+"""Repacks safetensors and GGUF checkpoints into .colibri files within a memory limit."""

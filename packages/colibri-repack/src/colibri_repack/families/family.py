@@ -1,0 +1,50 @@
+"""What sets one model family apart from the others, as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family of decoders that share names and arithmetic.
+
+    `names` maps the templates of Hugging Face tensor names to those of GGUF, numbers as `{}` (the
+    layer, then the expert). `architecture` is GGUF's `general.architecture`. The `default_...`
+    are what the family's configuration class in transformers takes when `config.json` is silent.
+
+    `gguf_norm_top_k` is what llama.cpp takes for a GGUF file that does not say whether the top-k
+    weights are renormalised (the `norm_w` argument of `build_moe_ffn` in its src/models);
+    `norm_top_k` the same for `config.json`; None there means "always" without being asked.
+    `gguf_rope_style` is `interleaved` where llama.cpp's converter permutes the rows of q and k
+    (`LlamaModel.permute` in convert_hf_to_gguf.py), the bytes stay as they are.
+    """
+
+    name: str
+    architecture: str
+    hf_architecture: str
+    model_type: str
+    names: Mapping[str, str]
+    is_moe: bool
+    qk_norm: str = "none"
+    gguf_rope_style: str = "half"
+    gguf_norm_top_k: bool = False
+    is_top_k_always_normalised: bool = False
+    bias_key: str = "attention_bias"
+    default_bias: bool = False
+    has_output_bias: bool = True
+    expert_size_key: str = "moe_intermediate_size"
+    has_shared_expert: bool = False
+    default_head_dim: int | None = None
+    default_rope_theta: float = 10_000.0
+    default_rms_norm_eps: float = 1e-6
+    ignored: frozenset[str] = field(
+        default=frozenset(
+            {
+                "model.rotary_emb.inv_freq",
+                "model.layers.{}.self_attn.rotary_emb.inv_freq",
+                "blk.{}.attn_rot_embd.weight",
+            }
+        )
+    )
