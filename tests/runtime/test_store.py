@@ -1,0 +1,646 @@
+"""Leases, rounds, prefetch and accounting of the store, over engines real and fake."""
+
+import gc
+import os
+import threading
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from colibri_format import FormatError, StorageError, UsageError
+from colibri_runtime.blocks import block_slot_bytes
+from colibri_runtime.disk import open_blocks
+from colibri_runtime.disk_threads import ThreadsEngine
+from colibri_runtime.pool import Pool
+from colibri_runtime.slots import SlotPlan, plan_slots
+from colibri_runtime.store import Store
+from helpers.blocks import StepEngine, assert_lease_is_right, make_source, small_layout
+
+LAYOUTS = [small_layout(), small_layout(10, 20), small_layout(), small_layout()]
+
+
+def make_plan(source, n_slots, *, top_k=2, prefetch_depth=1):
+    counts = [int(n) for n in (source.index["size"] > 0).sum(axis=1)]
+    return plan_slots(
+        n_slots=n_slots, blocks_per_layer=counts, top_k=top_k, prefetch_depth=prefetch_depth
+    )
+
+
+def step_store(n_slots, *, n_experts=4, layouts=LAYOUTS, plan=None, absent=(), **options):
+    """A store over an engine that the test steps; gives source, engine and store."""
+    source = make_source(layouts=layouts, n_experts=n_experts, absent=absent)
+    engine = StepEngine(source)
+    plan = plan or make_plan(source, n_slots, **options)
+    store = Store(source, Pool(plan.n_slots, block_slot_bytes(source)), engine, plan)
+    return source, engine, store
+
+
+def file_store(path, n_slots, *, read=os.preadv, n_experts=4, **options):
+    source = make_source(path, layouts=LAYOUTS, n_experts=n_experts)
+    file = open_blocks(path, probe=None, direct=False)
+    engine = ThreadsEngine(file, read=read, sleep=lambda seconds: None)
+    plan = make_plan(source, n_slots, **options)
+    return source, Store(source, Pool(n_slots, block_slot_bytes(source)), engine, plan)
+
+
+def ask(source, store, layer, experts):
+    """Fetches, checks every lease, and gives the experts in order of arrival."""
+    order = []
+    for lease in store.fetch(layer, experts):
+        assert lease.layer == layer
+        assert_lease_is_right(source, lease)
+        order.append(lease.expert)
+    return order
+
+
+def counts(store, layer):
+    stats = store.stats.layers[layer]
+    return stats.n_hits, stats.n_lates, stats.n_misses
+
+
+def assert_nothing_is_held(store):
+    cache = store.cache
+    assert cache.n_pinned == 0
+    assert cache.n_free + cache.n_resident + cache.n_loading == cache.n_slots
+
+
+# Leases
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 3, 5, 16])
+def test_every_expert_comes_once_with_its_own_bytes(tmp_path, n_slots):
+    source, store = file_store(tmp_path / "a.colibri", n_slots)
+
+    with store:
+        for _ in range(2):
+            for layer in range(4):
+                assert sorted(ask(source, store, layer, [3, 0, 2, 1, 0])) == [0, 1, 2, 3]
+        assert_nothing_is_held(store)
+
+
+def test_misses_are_submitted_at_the_call():
+    _, engine, store = step_store(8)
+
+    leases = store.fetch(1, [2, 0])
+
+    assert engine.submitted == [(1, 2, False), (1, 0, False)]
+    leases.close()
+
+
+def test_residents_come_first():
+    source, _, store = step_store(16)
+    ask(source, store, 0, [3])
+
+    assert ask(source, store, 0, [1, 3, 2]) == [3, 1, 2]
+
+
+def test_what_arrives_first_is_given_first():
+    _, engine, store = step_store(8)
+    leases = store.fetch(0, [0, 1, 2])
+    engine.begin()
+    engine.begin()
+    engine.begun.reverse()
+
+    assert [lease.expert for lease in leases] == [1, 0, 2]
+
+
+def test_nothing_wanted_gives_nothing():
+    source, _, store = step_store(2)
+
+    assert ask(source, store, 0, []) == []
+
+
+def test_more_than_the_pool_holds_comes_in_rounds():
+    source, engine, store = step_store(2)
+    leases = store.fetch(0, [0, 1, 2, 3])
+    assert len(engine.submitted) == 2
+
+    seen = []
+    for lease in leases:
+        assert_lease_is_right(source, lease)
+        seen.append(lease.expert)
+
+    assert seen == [0, 1, 2, 3]
+    assert_nothing_is_held(store)
+
+
+def test_a_leased_block_stays_while_others_come_and_go():
+    source, _, store = step_store(3)
+    leases = store.fetch(0, [0])
+    lease = next(leases)
+
+    store.prefetch(1, [0, 1, 2, 3])
+    store.prefetch(2, [0, 1, 2, 3])
+
+    assert_lease_is_right(source, lease)
+    leases.close()
+
+
+def test_closing_early_gives_all_back_and_calls_queued_reads_off():
+    source, engine, store = step_store(8)
+    leases = store.fetch(0, [0, 1, 2])
+    next(leases)
+
+    leases.close()
+
+    assert not engine.demands
+    assert_nothing_is_held(store)
+    assert sorted(ask(source, store, 0, [0, 1, 2])) == [0, 1, 2]
+    assert counts(store, 0) == (1, 0, 5)
+
+
+def test_closing_before_the_first_lease_gives_all_back():
+    source, engine, store = step_store(4)
+    ask(source, store, 0, [0])
+
+    store.fetch(0, [0, 1]).close()
+
+    assert not engine.demands
+    assert_nothing_is_held(store)
+
+
+def test_a_dropped_iterator_is_closed():
+    _, _, store = step_store(4)
+    for _ in store.fetch(0, [0, 1]):
+        break
+
+    gc.collect()
+
+    assert_nothing_is_held(store)
+    store.fetch(0, [0]).close()
+
+
+def test_a_read_under_way_when_its_fetch_is_closed_lands_for_later():
+    source, engine, store = step_store(16)
+    leases = store.fetch(0, [0, 1])
+    engine.begin()
+    leases.close()
+
+    assert ask(source, store, 0, [0]) == [0]
+    assert counts(store, 0) == (0, 1, 2)
+    assert ask(source, store, 0, [0]) == [0]
+    assert counts(store, 0) == (1, 1, 2)
+
+
+def test_a_second_fetch_beside_an_open_one_is_refused():
+    _, _, store = step_store(4)
+    leases = store.fetch(0, [0])
+
+    with pytest.raises(UsageError) as caught:
+        store.fetch(1, [0])
+
+    assert caught.value.code == "fetch-open"
+    leases.close()
+
+
+@pytest.mark.parametrize(("layer", "expert"), [(0, 4), (0, -1), (4, 0), (-1, 0), (1, 2)])
+def test_an_expert_that_is_not_there_is_refused(layer, expert):
+    source, engine, store = step_store(4, absent={(1, 2)})
+
+    for call in (store.fetch, store.prefetch):
+        with pytest.raises(UsageError) as caught:
+            call(layer, [expert])
+
+        assert caught.value.code == "no-such-expert"
+    assert engine.submitted == []
+    assert ask(source, store, 0, [0]) == [0]
+
+
+def test_a_layer_without_experts_is_refused():
+    _, _, store = step_store(4, layouts=[None, small_layout()])
+
+    with pytest.raises(UsageError) as caught:
+        store.fetch(0, [0])
+
+    assert caught.value.code == "no-such-expert"
+
+
+def test_a_closed_store_says_so():
+    _, engine, store = step_store(4)
+    leases = store.fetch(0, [0, 1])
+    next(leases)
+    store.close()
+    store.close()
+
+    assert engine.is_closed
+    for call in (lambda: next(leases), lambda: store.fetch(0, [0]), lambda: store.prefetch(0, [0])):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert caught.value.code == "store-closed"
+
+
+def test_a_pool_smaller_than_its_plan_is_refused():
+    source = make_source(layouts=LAYOUTS, n_experts=4)
+    plan = make_plan(source, 4)
+
+    for pool in (Pool(3, block_slot_bytes(source)), Pool(4, 4096)):
+        with pytest.raises(UsageError) as caught:
+            Store(source, pool, StepEngine(source), plan)
+        assert caught.value.code == "bad-slots"
+
+
+def test_a_policy_that_gives_nothing_up_is_an_error_and_no_hang():
+    class Miser:
+        def pin(self, key): ...
+        def release(self, key): ...
+        def admit(self, key): ...
+        def touch(self, key): ...
+        def expire(self, key): ...
+        def victim(self, *, is_prefetch):
+            return None
+
+    source = make_source(layouts=LAYOUTS, n_experts=4)
+    pool = Pool(1, block_slot_bytes(source))
+    store = Store(source, pool, StepEngine(source), make_plan(source, 1), policy=Miser())
+    ask(source, store, 0, [0])
+
+    with pytest.raises(UsageError) as caught:
+        ask(source, store, 0, [1])
+
+    assert caught.value.code == "no-slot"
+
+
+# Prefetch
+
+
+def test_a_block_read_ahead_is_a_hit():
+    source, engine, store = step_store(16)
+    store.prefetch(1, [2, 3])
+    engine.finish(2)
+
+    assert sorted(ask(source, store, 1, [2, 3])) == [2, 3]
+    stats = store.stats.layers[1]
+    assert counts(store, 1) == (2, 0, 0)
+    assert (stats.n_prefetched, stats.n_prefetch_used) == (2, 2)
+    assert stats.demand_bytes == 0
+    assert stats.prefetch_bytes > 0
+    assert stats.recall == 1
+
+
+def test_a_block_still_being_read_ahead_is_late_and_goes_to_the_front():
+    source, engine, store = step_store(16, prefetch_depth=2)
+    store.prefetch(1, [0])
+    store.prefetch(2, [0])
+    leases = store.fetch(2, [0])
+
+    assert [(read.layer, read.expert) for read in engine.demands] == [(2, 0)]
+    assert [lease.expert for lease in leases] == [0]
+    assert counts(store, 2) == (0, 1, 0)
+    assert store.stats.layers[2].n_prefetch_used == 1
+    assert store.stats.layers[2].prefetch_bytes > 0
+    assert ask(source, store, 1, [0]) == [0]
+
+
+def test_a_stale_prefetch_that_has_not_begun_is_cancelled():
+    source, engine, store = step_store(16)
+    store.prefetch(1, [0, 1])
+
+    assert ask(source, store, 1, [1]) == [1]
+
+    assert not engine.prefetches
+    assert store.stats.layers[1].n_prefetch_cancelled == 1
+    assert (1, 0, False) not in engine.submitted
+
+
+def test_a_changed_prediction_calls_the_former_off():
+    _, engine, store = step_store(16)
+    store.prefetch(1, [0, 1])
+
+    store.prefetch(1, [1, 2])
+
+    assert [read.expert for read in engine.prefetches] == [1, 2]
+
+
+def test_a_prefetch_never_takes_a_slot_from_an_open_demand():
+    _, engine, store = step_store(2)
+    leases = store.fetch(0, [0, 1, 2])
+
+    store.prefetch(1, [0])
+
+    assert not engine.prefetches
+    assert store.stats.layers[1].n_prefetch_dropped == 1
+    leases.close()
+
+
+def test_a_demand_takes_the_slot_of_a_queued_prefetch():
+    source, engine, store = step_store(2)
+    ask(source, store, 0, [0])
+    store.prefetch(1, [0])
+    assert len(engine.prefetches) == 1
+
+    assert sorted(ask(source, store, 0, [1, 2, 3])) == [1, 2, 3]
+
+    assert store.stats.layers[1].n_prefetch_cancelled == 1
+
+
+def test_a_demand_waits_for_a_prefetch_that_has_begun_and_takes_its_slot():
+    plan = SlotPlan(n_slots=1, quotas=(0, 0, 0, 0), n_transit=1, n_prefetch=1)
+    source, engine, store = step_store(1, plan=plan)
+    store.prefetch(1, [0])
+    engine.begin()
+
+    assert ask(source, store, 0, [3]) == [3]
+
+    stats = store.stats.layers[1]
+    assert (stats.n_prefetched, stats.n_prefetch_wasted) == (1, 1)
+    assert store.stats.layers[0].stall_ns > 0
+
+
+def test_prefetches_are_bounded():
+    _, engine, store = step_store(12, top_k=2, prefetch_depth=1)
+
+    store.prefetch(1, [0, 1, 2, 3])
+    engine.finish(2)
+    store.prefetch(2, [0])
+
+    assert len([s for s in engine.submitted if s[2]]) == store.plan.n_prefetch
+    assert store.stats.layers[2].n_prefetch_dropped == 1
+
+
+def test_blocks_read_ahead_in_vain_do_not_end_prefetching():
+    source, engine, store = step_store(16, top_k=1)
+    for _ in range(3):
+        for layer in range(4):
+            store.prefetch(layer, [0])
+            engine.finish(4)
+            ask(source, store, layer, [1])
+
+    assert store.stats.total().n_prefetch_dropped == 0
+
+
+def test_without_look_ahead_nothing_is_prefetched():
+    _, engine, store = step_store(8, prefetch_depth=0)
+
+    store.prefetch(1, [0, 1])
+
+    assert engine.submitted == []
+
+
+def test_recall_compares_predicted_with_wanted():
+    source, _, store = step_store(16)
+    store.prefetch(0, [0, 1])
+    ask(source, store, 0, [1, 2])
+    ask(source, store, 1, [0])
+
+    total = store.stats.total()
+    assert (total.n_predicted, total.n_foretold, total.n_recalled) == (2, 2, 1)
+    assert total.recall == 0.5
+
+
+def test_a_dense_model_streams_layer_by_layer_with_two_slots():
+    source, engine, store = step_store(2, n_experts=1, layouts=[small_layout()] * 6, top_k=1)
+    for _ in range(2):
+        for layer in range(6):
+            for lease in store.fetch(layer, [0]):
+                store.prefetch((layer + 1) % 6, [0])
+                engine.finish(1)
+                assert_lease_is_right(source, lease)
+
+    total = store.stats.total()
+    assert (total.n_hits, total.n_misses) == (11, 1)
+    assert total.n_prefetch_dropped == 0
+
+
+# Failures
+
+
+def test_a_failed_demand_raises_and_gives_its_slot_back():
+    source, engine, store = step_store(2)
+    engine.fail.add((0, 1))
+
+    with pytest.raises(OSError, match="Input/output"):
+        ask(source, store, 0, [0, 1, 2])
+
+    assert_nothing_is_held(store)
+    assert sorted(ask(source, store, 0, [0, 1, 2, 3])) == [0, 1, 2, 3]
+
+
+def test_a_failure_seen_while_a_hit_is_leased_is_not_lost():
+    source, engine, store = step_store(8)
+    ask(source, store, 0, [0])
+    engine.fail.add((0, 1))
+    leases = store.fetch(0, [0, 1])
+    next(leases)
+    engine.finish()
+    store.prefetch(1, [0])
+
+    with pytest.raises(OSError, match="Input/output"):
+        next(leases)
+
+
+def test_a_failed_prefetch_is_counted_forgotten_and_read_again_on_demand():
+    source, engine, store = step_store(8)
+    engine.fail.add((1, 0))
+    store.prefetch(1, [0])
+    engine.finish()
+
+    assert ask(source, store, 1, [0]) == [0]
+
+    assert store.stats.layers[1].n_prefetch_failed == 1
+    assert counts(store, 1) == (0, 0, 1)
+    assert_nothing_is_held(store)
+
+
+def test_a_late_prefetch_that_fails_is_read_again():
+    source, engine, store = step_store(8)
+    engine.fail.add((1, 0))
+    store.prefetch(1, [0])
+    engine.begin()
+
+    assert ask(source, store, 1, [0]) == [0]
+
+    assert counts(store, 1) == (0, 1, 0)
+    assert engine.submitted == [(1, 0, True), (1, 0, False)]
+
+
+def test_a_late_prefetch_that_fails_twice_raises(tmp_path):
+    def read(fd, buffers, offset):
+        raise OSError(5, "Input/output error")
+
+    _, store = file_store(tmp_path / "a.colibri", 8, read=read)
+    with store:
+        store.prefetch(1, [0])
+
+        with pytest.raises(StorageError) as caught:
+            list(store.fetch(1, [0]))
+
+    assert caught.value.code == "io-error"
+
+
+def test_no_slot_is_lost_to_failures(tmp_path):
+    calls = []
+
+    def read(fd, buffers, offset):
+        calls.append(offset)
+        if len(calls) % 3 == 0:
+            raise OSError(5, "Input/output error")
+        return os.preadv(fd, buffers, offset)
+
+    source, store = file_store(tmp_path / "a.colibri", 3, read=read)
+    with store:
+        n_failed = 0
+        for _ in range(20):
+            for layer in range(4):
+                try:
+                    store.prefetch((layer + 1) % 4, [0, 1])
+                    ask(source, store, layer, [0, 1, 2, 3])
+                except StorageError:
+                    n_failed += 1
+                assert_nothing_is_held(store)
+        assert n_failed > 10
+
+
+def test_a_flipped_bit_stops_the_fetch(tmp_path):
+    source, store = file_store(tmp_path / "a.colibri", 8)
+    with open(source.path, "r+b") as file:
+        file.seek(int(source.index[2, 1]["offset"]) + 77)
+        file.write(bytes([int(source.payload[2, 1][77]) ^ 1]))
+    with store:
+        with pytest.raises(FormatError) as caught:
+            ask(source, store, 2, [0, 1])
+
+        assert caught.value.code == "block-checksum"
+        assert "L2/E1" in str(caught.value)
+        assert store.stats.layers[2].n_rereads == 1
+        assert ask(source, store, 2, [0]) == [0]
+
+
+def test_a_file_cut_while_open_is_a_short_read(tmp_path):
+    source, store = file_store(tmp_path / "a.colibri", 8)
+    os.truncate(source.path, int(source.index[3, 3]["offset"]) + 4097)
+    with store:
+        with pytest.raises(StorageError) as caught:
+            ask(source, store, 3, [3])
+
+        assert caught.value.code == "short-read"
+
+
+# Accounting
+
+
+def test_hits_lates_and_misses_add_up_to_asks_and_bytes_to_reads():
+    source, engine, store = step_store(16, top_k=4)
+    ask(source, store, 0, [0, 1])
+    store.prefetch(0, [2])
+    ask(source, store, 0, [0, 2, 3])
+
+    stats = store.stats.layers[0]
+    assert counts(store, 0) == (1, 1, 3)
+    assert stats.n_asks == 5
+    assert stats.n_fetches == 2
+    assert stats.read_bytes == len(engine.submitted) * block_slot_bytes(source)
+    assert store.stats.total() == stats
+
+
+def test_stall_and_compute_are_timed_apart():
+    source = make_source(layouts=LAYOUTS, n_experts=4)
+    now = [0]
+    engine = StepEngine(source)
+    wait = engine.wait
+
+    def slow_wait():
+        now[0] += 1000
+        return wait()
+
+    engine.wait = slow_wait
+    plan = make_plan(source, 8)
+    store = Store(source, Pool(8, block_slot_bytes(source)), engine, plan, clock=lambda: now[0])
+    for _ in store.fetch(0, [0, 1]):
+        now[0] += 7
+
+    stats = store.stats.layers[0]
+    assert (stats.stall_ns, stats.compute_ns) == (2000, 14)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Any order of calls over real threads and failing reads: right bytes, no slot lost."""
+
+    def __init__(self):
+        super().__init__()
+        self.leases = None
+        self.wanted = set()
+        self.lease = None
+        self.n_reads = 0
+        self.lock = threading.Lock()
+        self.fail_every = 0
+
+    def read(self, fd, buffers, offset):
+        with self.lock:
+            self.n_reads += 1
+            fails = self.fail_every and self.n_reads % self.fail_every == 0
+        if fails:
+            raise OSError(5, "Input/output error")
+        return os.preadv(fd, buffers, offset)
+
+    @initialize(n_slots=st.integers(1, 9), fail_every=st.sampled_from([0, 0, 3, 7]))
+    def open(self, n_slots, fail_every):
+        self.fail_every = fail_every
+        plan = make_plan(SOURCE, n_slots)
+        file = open_blocks(SOURCE.path, probe=None, direct=False)
+        engine = ThreadsEngine(file, read=self.read)
+        pool = Pool(n_slots, block_slot_bytes(SOURCE))
+        self.budget = pool.mapped_bytes
+        self.store = Store(SOURCE, pool, engine, plan)
+
+    @rule(layer=st.integers(0, 3), experts=st.lists(st.integers(0, 3), max_size=4))
+    def fetch(self, layer, experts):
+        if self.leases is None:
+            self.leases = self.store.fetch(layer, experts)
+            self.wanted = set(experts)
+
+    @rule(layer=st.integers(0, 3), experts=st.lists(st.integers(0, 3), max_size=4))
+    def prefetch(self, layer, experts):
+        self.store.prefetch(layer, experts)
+
+    @rule()
+    def advance(self):
+        if self.leases is None:
+            return
+        try:
+            self.lease = next(self.leases)
+        except StopIteration:
+            assert not self.wanted
+            self.leases = self.lease = None
+        except StorageError:
+            assert self.fail_every
+            self.leases = self.lease = None
+        else:
+            self.wanted.remove(self.lease.expert)
+
+    @rule()
+    def leave(self):
+        if self.leases is not None:
+            self.leases.close()
+            self.leases = self.lease = None
+
+    @invariant()
+    def the_lease_is_right_and_slots_are_accounted_for(self):
+        if self.lease is not None:
+            assert_lease_is_right(SOURCE, self.lease)
+        cache = self.store.cache
+        assert cache.n_free + cache.n_resident + cache.n_loading == cache.n_slots
+        assert cache.n_resident * block_slot_bytes(SOURCE) <= self.budget
+        if self.leases is None:
+            assert cache.n_pinned == 0
+
+    def teardown(self):
+        if hasattr(self, "store"):
+            self.store.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def source_on_disk(tmp_path_factory):
+    global SOURCE  # noqa: PLW0603 - a state machine takes no fixtures
+    path = tmp_path_factory.mktemp("store") / "machine.colibri"
+    SOURCE = make_source(path, layouts=LAYOUTS, n_experts=4)
+
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestStoreMachine = StoreMachine.TestCase
