@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from colibri_format import DType
 from numpy.typing import NDArray
+
+from colibri_format import DType
 
 # Where a quant block keeps half floats, in bytes from its start (ggml-common.h).
 _HALVES = {

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, quants
+
 from colibri_format import DTYPES
 from colibri_runtime.decoder_errors import ModelError
 from colibri_runtime.dequant import check_decodable, dequantise, has_own_decoder
-from gguf import GGMLQuantizationType, quants
 from helpers.quant_bytes import random_rows
 
 OWN = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k")

@@ -8,8 +8,9 @@ from importlib.metadata import entry_points
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
-from colibri_format import DType, Segment, UsageError
 from numpy.typing import NDArray
+
+from colibri_format import DType, Segment, UsageError
 
 BACKEND_GROUP: Final = "colibri.backends"
 

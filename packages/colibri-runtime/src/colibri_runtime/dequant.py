@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from colibri_format import DType
 from numpy.typing import NDArray
+
+from colibri_format import DType
 
 from .decoder_errors import ModelError
 from .quant_blocks import BLOCK_CODECS
@@ -82,7 +83,7 @@ def dequantise(
 
         # Bytes of a file may hold infinite scales; the numbers that follow are the model's own.
         with np.errstate(all="ignore"):
-            out[:] = quants.dequantize(rows, GGMLQuantizationType(dtype.ggml_id))
+            out[:] = quants.dequantize(rows, GGMLQuantizationType(dtype.ggml_id or 0))
 
 
 def _gguf_decodes(dtype: DType) -> bool:

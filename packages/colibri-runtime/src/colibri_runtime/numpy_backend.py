@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-from colibri_format import DType
 from numpy.typing import NDArray
+
+from colibri_format import DType
 
 from .backend import FeedForward, Floats, Matrix
 from .dequant import check_decodable, dequantise, has_own_decoder, plain_rows
@@ -128,7 +129,7 @@ class NumpyBackend:
         grouped = values.reshape(n_rows, n_groups, codec.group).transpose(1, 0, 2)
         parts = x.reshape(n_groups, codec.group, 1)
         sums = np.matmul(grouped, parts)[:, :, 0]
-        product = np.einsum("gr,rg->r", sums, scale.reshape(n_rows, n_groups))
+        product: Floats = np.einsum("gr,rg->r", sums, scale.reshape(n_rows, n_groups))
         if offset is not None:
             product += offset.reshape(n_rows, n_groups) @ parts.sum(axis=1)[:, 0]
-        return product.astype(np.float32, copy=False)
+        return product

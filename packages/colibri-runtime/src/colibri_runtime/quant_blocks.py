@@ -78,8 +78,8 @@ def _unpack_q6_k(blocks: Bytes, values: Floats) -> tuple[Floats, None]:
     high = blocks[:, 128:192].reshape(-1, 2, 32)
     out = values.reshape(-1, 2, 4, 32)
     for quarter in range(4):
-        nibble = low[:, :, quarter & 1]
-        nibble = nibble >> 4 if quarter >= 2 else nibble & 15
+        half = low[:, :, quarter & 1]
+        nibble: Bytes = half >> 4 if quarter >= 2 else half & 15
         out[:, :, quarter] = nibble | (((high >> (2 * quarter)) & 3) << 4)
     values -= 32
     scales = blocks[:, 192:208].view(np.int8)

@@ -1,0 +1,42 @@
+"""Which experts a token goes to, and with what weight."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .backend import Floats
+
+
+def route(logits: Floats, top_k: int, norm_top_k: bool) -> tuple[NDArray[np.intp], Floats]:
+    """Experts and weights of each token, both `(n_tokens, top_k)`, best first.
+
+    `logits` is `(n_tokens, n_experts) float32`. The softmax runs over all experts, in float32;
+    of equals the expert of lowest number comes first. With `norm_top_k` the weights are divided
+    by their sum (Jiang et al. 2024, arXiv 2401.04088, section 2.1: the same as a softmax over
+    the chosen ones).
+    """
+    shares = logits - logits.max(axis=-1, keepdims=True)
+    np.exp(shares, out=shares)
+    shares /= shares.sum(axis=-1, keepdims=True)
+    experts = np.argsort(-shares, axis=-1, kind="stable")[:, :top_k]
+    weights = np.take_along_axis(shares, experts, axis=-1)
+    if norm_top_k:
+        weights /= weights.sum(axis=-1, keepdims=True)
+    return experts, weights
+
+
+def predict(logits: Floats, top_k: int) -> list[int]:
+    """Experts worth prefetching for a layer whose router gave `logits`, the surest first.
+
+    For one token its `top_k`. For more, those that most tokens choose (of equals the lowest
+    number), at most half of all experts: a batch that wants more than that meets nearly every
+    block as a demand read anyway, and hints would only queue before the reads in need.
+    """
+    n_tokens, n_experts = logits.shape
+    chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
+    if n_tokens == 1:
+        return [int(expert) for expert in chosen[0]]
+    votes = np.bincount(chosen.ravel(), minlength=n_experts)
+    order = np.argsort(-votes, kind="stable")[: max(top_k, n_experts // 2)]
+    return [int(expert) for expert in order if votes[expert]]
