@@ -1,1 +1,37 @@
 """Repacks safetensors and GGUF checkpoints into .colibri files within a memory limit."""
+
+from .api import plan, repack
+from .convert import convert
+from .errors import RepackError, SourceError
+from .facts import BlockSize, FileFacts, TypeTotal, facts_of_file, facts_of_plan
+from .families import FAMILIES, Checkpoint, Family, read_checkpoint
+from .quantise import Quant, quantise_q8_0
+from .repack_plan import RepackOptions, RepackPlan, plan_repack
+from .report import RepackReport
+from .sources import Source, SourceTensor, open_source
+
+__all__ = [
+    "FAMILIES",
+    "BlockSize",
+    "Checkpoint",
+    "Family",
+    "FileFacts",
+    "Quant",
+    "RepackError",
+    "RepackOptions",
+    "RepackPlan",
+    "RepackReport",
+    "Source",
+    "SourceError",
+    "SourceTensor",
+    "TypeTotal",
+    "convert",
+    "facts_of_file",
+    "facts_of_plan",
+    "open_source",
+    "plan",
+    "plan_repack",
+    "quantise_q8_0",
+    "read_checkpoint",
+    "repack",
+]

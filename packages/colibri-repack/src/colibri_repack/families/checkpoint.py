@@ -115,9 +115,11 @@ class _Reader:
         self._settle_head()
         dense: list[DenseWeight] = []
         experts: list[tuple[Mapping[Role, Slice], ...] | None] = []
-        for wanted in wanted_globals(self.model):
-            if wanted.name != "output.weight" or not self.model.tie_embeddings:
-                dense.append(self._take(wanted))
+        dense.extend(
+            self._take(wanted)
+            for wanted in wanted_globals(self.model)
+            if wanted.name != "output.weight" or not self.model.tie_embeddings
+        )
         if ROPE_FREQS in self.left:
             dense.append(self._take(Wanted(ROPE_FREQS, None, ((self.model.rope.n_dims // 2,),))))
         for layer in range(self.model.n_layers):

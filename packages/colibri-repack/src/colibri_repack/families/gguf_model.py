@@ -16,7 +16,7 @@ from colibri_format import ModelSpec, MoeSpec, RopeSpec
 from ..errors import SourceError
 from ..sources import Source
 from .family import Family
-from .members import Members
+from .members import MAX_EXPERTS, MAX_LAYERS, Members
 
 _END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _SOFTMAX: Final = 1  # llama_expert_gating_func_type
@@ -46,7 +46,7 @@ def read_gguf_model(source: Source, family: Family) -> ModelSpec:
     has_dense_ffn = any(name.endswith(".ffn_gate.weight") for name in names)
     return ModelSpec(
         family=family.architecture,
-        n_layers=config.count("block_count"),
+        n_layers=config.count("block_count", most=MAX_LAYERS),
         hidden_size=hidden_size,
         vocab_size=vocab_size,
         context_length=config.count("context_length"),
@@ -93,7 +93,7 @@ def _moe(config: Members, family: Family) -> MoeSpec:
     if family.has_shared_expert:
         shared = config.count("expert_shared_feed_forward_length", default=ffn_size)
     return MoeSpec(
-        n_experts=config.count("expert_count"),
+        n_experts=config.count("expert_count", most=MAX_EXPERTS),
         top_k=top_k,
         expert_size=config.count("expert_feed_forward_length", default=fallback),
         norm_top_k=config.flag("expert_weights_norm", default=family.gguf_norm_top_k),

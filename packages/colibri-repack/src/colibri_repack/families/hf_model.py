@@ -14,7 +14,7 @@ from colibri_format import ModelSpec, MoeSpec, RopeSpec
 from ..errors import SourceError
 from ..sources import Source
 from .family import Family
-from .members import Members
+from .members import MAX_EXPERTS, MAX_LAYERS, Members
 
 GENERATION_CONFIG: Final = "generation_config.json"
 _EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -43,7 +43,7 @@ def read_hf_model(source: Source, family: Family) -> ModelSpec:
     activation = config.raw("hidden_act")
     if activation not in (None, "silu", "swish"):
         raise config.unsupported("hidden_act", activation, "silu")
-    n_layers = config.count("num_hidden_layers")
+    n_layers = config.count("num_hidden_layers", most=MAX_LAYERS)
     hidden_size = config.count("hidden_size")
     n_heads = config.count("num_attention_heads")
     head_dim = config.count("head_dim", default=family.default_head_dim or hidden_size // n_heads)
@@ -91,7 +91,7 @@ def _moe(config: Members, family: Family) -> MoeSpec:
     if family.has_shared_expert:
         shared = config.count("shared_expert_intermediate_size")
     return MoeSpec(
-        n_experts=config.count(*_EXPERT_COUNTS),
+        n_experts=config.count(*_EXPERT_COUNTS, most=MAX_EXPERTS),
         top_k=config.count("num_experts_per_tok"),
         expert_size=config.count(family.expert_size_key),
         norm_top_k=family.is_top_k_always_normalised
@@ -167,11 +167,10 @@ def _sliding_window(
 def _tokens(config: Members, name: str) -> tuple[int, ...]:
     """Token ids of a member that is null, a number or an array; negative ones mean none."""
     value = config.raw(name)
-    items = value if isinstance(value, list) else [] if value is None else [value]
-    for item in items:
-        if type(item) is not int:
-            raise config.bad(name, value, "a token id or an array of them")
-    return tuple(dict.fromkeys(item for item in items if item >= 0))
+    items: list[object] = value if isinstance(value, list) else [value]
+    if value is not None and not all(type(item) is int for item in items):
+        raise config.bad(name, value, "a token id or an array of them")
+    return tuple(dict.fromkeys(item for item in items if isinstance(item, int) and item >= 0))
 
 
 def _eos_tokens(record: Mapping[str, object], config: Members) -> tuple[int, ...]:

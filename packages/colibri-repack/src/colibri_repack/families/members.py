@@ -11,7 +11,9 @@ import numpy as np
 
 from ..errors import SourceError
 
-MAX_COUNT: Final = 2**31
+MAX_LAYERS: Final = 65_535
+MAX_EXPERTS: Final = 1_048_576
+MAX_COUNT: Final = 2**31 - 1
 
 
 class Members:
@@ -39,16 +41,18 @@ class Members:
         """The member as it is, None when absent."""
         return self._values.get(self._prefix + name)
 
-    def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`. An array of equal numbers counts as one of them.
+    def count(
+        self, *names: str, default: int | None = None, least: int = 1, most: int = MAX_COUNT
+    ) -> int:
+        """A whole number from `least` to `most`. An array of equal numbers counts as one of them.
 
         Raises:
             SourceError: `bad-config`; `unsupported-model` for an array of unequal numbers.
         """
         name, value = self._find(names, default)
         value = self._uniform(name, value)
-        if type(value) is not int or not least <= value < MAX_COUNT:
-            raise self.bad(name, value, f"a whole number of at least {least}")
+        if type(value) is not int or not least <= value <= most:
+            raise self.bad(name, value, f"a whole number from {least} to {most}")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
@@ -71,7 +75,7 @@ class Members:
         if value is None:
             return ()
         if not isinstance(value, list) or not all(
-            type(v) is int and 0 <= v < MAX_COUNT for v in value
+            type(v) is int and 0 <= v <= MAX_COUNT for v in value
         ):
             raise self.bad(name, value, "an array of whole numbers")
         return tuple(value)

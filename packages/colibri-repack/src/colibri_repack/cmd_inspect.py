@@ -1,0 +1,195 @@
+"""`colibri inspect`: what a `.colibri` file holds and where it stands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+import colibri_format
+from colibri_format import MODEL_FILE, Layout, ModelSpec, Reader, parse_model
+
+from .cmd_shared import EXIT_OK, columns_table, facts_table, new_console, print_json, run
+from .facts import FileFacts, facts_of_file
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Inspect as `argv` asks; 0 done, 1 data or I/O failure, 2 usage."""
+    arguments = _parser().parse_args(argv)
+    return run(lambda: _inspect(arguments))
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    with colibri_format.open(arguments.file) as reader:
+        layers = _layers(reader, arguments.layer)
+        model = parse_model(reader.read_file(MODEL_FILE), f"{arguments.file}: {MODEL_FILE}")
+        family = str(reader.metadata.get("family", model.family))
+        facts = facts_of_file(reader, model, family)
+        if arguments.json:
+            print_json(_record(reader, model, facts, layers, arguments))
+        else:
+            _print(new_console(), reader, facts, layers, arguments)
+    return EXIT_OK
+
+
+def _layers(reader: Reader, layer: int | None) -> list[int]:
+    if layer is None:
+        return list(range(reader.geometry.n_layers))
+    reader.layout(layer)
+    return [layer]
+
+
+def _blocks(reader: Reader, layers: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    """Layer, expert, offset and size of every present block of `layers`."""
+    return [
+        (layer, expert, *map(int, reader.index[layer, expert].item()))
+        for layer in layers
+        for expert in np.flatnonzero(reader.index["size"][layer]).tolist()
+    ]
+
+
+def _segments(layout: Layout | None) -> list[dict[str, Any]]:
+    if layout is None:
+        return []
+    return [
+        {
+            "role": segment.role.name.lower(),
+            "dtype": segment.dtype.name,
+            "shape": list(segment.shape),
+            "row_interleave": segment.row_interleave,
+            "offset": segment.offset,
+            "size": segment.size,
+        }
+        for segment in layout.segments
+    ]
+
+
+def _record(
+    reader: Reader,
+    model: ModelSpec,
+    facts: FileFacts,
+    layers: list[int],
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "file": str(reader.path),
+        "uuid": str(reader.uuid),
+        **facts.to_record(),
+        "context_length": model.context_length,
+        "layouts": [
+            {
+                "layer": layer,
+                "n_experts": int(np.count_nonzero(reader.index["size"][layer])),
+                "segments": _segments(reader.layout(layer)),
+            }
+            for layer in layers
+        ],
+        "metadata": reader.metadata,
+        "warnings": list(reader.warnings),
+    }
+    if arguments.tensors:
+        record["tensors"] = [
+            {
+                "name": tensor.name,
+                "dtype": tensor.dtype.name,
+                "shape": list(tensor.shape),
+                "layer": tensor.layer,
+                "row_interleave": tensor.row_interleave,
+                "offset": tensor.offset,
+                "size": tensor.size,
+            }
+            for tensor in reader.tensors.values()
+            if arguments.layer is None or tensor.layer == arguments.layer
+        ]
+    if arguments.blocks:
+        record["blocks"] = [
+            {"layer": layer, "expert": expert, "offset": offset, "size": size}
+            for layer, expert, offset, size in _blocks(reader, layers)
+        ]
+    if arguments.files:
+        record["files"] = [
+            {"name": file.name, "offset": file.offset, "size": file.size}
+            for file in reader.files.values()
+        ]
+    return record
+
+
+def _print(
+    console: Console,
+    reader: Reader,
+    facts: FileFacts,
+    layers: list[int],
+    arguments: argparse.Namespace,
+) -> None:
+    table = facts_table(facts)
+    table.add_row("uuid", str(reader.uuid))
+    console.print(table)
+    table = columns_table("layers", "experts", "segment", "dtype", "shape", "at", "bytes")
+    for first, last in _runs(reader, layers):
+        layout = reader.layout(first)
+        span = str(first) if first == last else f"{first}-{last}"
+        n_experts = str(np.count_nonzero(reader.index["size"][first]))
+        if layout is None:
+            table.add_row(span, "0", "none: the feed-forward network is among the dense tensors")
+        for s in _segments(layout):
+            shape = " x ".join(map(str, s["shape"]))
+            row = (span, n_experts, s["role"], s["dtype"], shape, str(s["offset"]), str(s["size"]))
+            table.add_row(*row)
+            span = n_experts = ""
+    console.print()
+    console.print(table)
+    if arguments.tensors:
+        table = columns_table("tensor", "dtype", "shape", "at", "bytes")
+        for tensor in reader.tensors.values():
+            if arguments.layer is None or tensor.layer == arguments.layer:
+                shape = " x ".join(map(str, tensor.shape))
+                at, size = str(tensor.offset), str(tensor.size)
+                table.add_row(Text(tensor.name), tensor.dtype.name, shape, at, size)
+        console.print()
+        console.print(table)
+    if arguments.blocks:
+        table = columns_table("layer", "expert", "at", "bytes")
+        for block in _blocks(reader, layers):
+            table.add_row(*map(str, block))
+        console.print()
+        console.print(table)
+    if arguments.files:
+        table = columns_table("file", "at", "bytes")
+        for file in reader.files.values():
+            table.add_row(Text(file.name), str(file.offset), str(file.size))
+        console.print()
+        console.print(table)
+    for warning in reader.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+
+
+def _runs(reader: Reader, layers: list[int]) -> list[tuple[int, int]]:
+    """Spans of neighbouring layers that look the same."""
+    runs: list[tuple[int, int]] = []
+    for layer in layers:
+        if runs:
+            first, last = runs[-1]
+            is_same = reader.layout(first) == reader.layout(layer)
+            counts = np.count_nonzero(reader.index["size"][[first, layer]], axis=1)
+            if is_same and layer == last + 1 and counts[0] == counts[1]:
+                runs[-1] = (first, layer)
+                continue
+        runs.append((layer, layer))
+    return runs
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="colibri inspect", description="Show what a .colibri file holds."
+    )
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("--layer", type=int, metavar="N", help="only this layer")
+    parser.add_argument("--tensors", action="store_true", help="list the dense tensors")
+    parser.add_argument("--blocks", action="store_true", help="list each block's offset and size")
+    parser.add_argument("--files", action="store_true", help="list the embedded files")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    return parser

@@ -1,0 +1,106 @@
+"""`colibri repack`: a checkpoint becomes a `.colibri` file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from colibri_format import format_size
+
+from .api import plan, repack
+from .cmd_shared import (
+    EXIT_OK,
+    facts_table,
+    new_console,
+    print_json,
+    progress_bar,
+    run,
+    size_argument,
+)
+from .quantise import Quant
+from .repack_plan import MIN_ALIGNMENT, RepackOptions
+from .report import RepackReport
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Repack as `argv` asks; 0 done, 1 data or I/O failure, 2 usage, 130 interrupted."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    source = arguments.source or arguments.input
+    target = arguments.target or arguments.output
+    if (arguments.source and arguments.input) or (arguments.target and arguments.output):
+        parser.error("IN and OUT are given twice")
+    if source is None or (target is None and not arguments.dry_run):
+        parser.error("IN and OUT are required")
+    output = Path(target or Path(source).with_suffix(".colibri").name)
+    return run(lambda: _repack(arguments, source, output))
+
+
+def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
+    if arguments.dry_run:
+        options = RepackOptions(Quant.of(arguments.quant), arguments.block_size)
+        report = RepackReport.of(plan(source, options), Path(source), output)
+    else:
+        with progress_bar("repacking", is_quiet=arguments.json) as progress:
+            report = repack(
+                source,
+                output,
+                quant=arguments.quant,
+                alignment=arguments.block_size,
+                overwrite=arguments.force,
+                progress=progress,
+            )
+    if arguments.json:
+        print_json(report.to_record())
+    else:
+        _print_report(new_console(), report)
+    return EXIT_OK
+
+
+def _print_report(console: Console, report: RepackReport) -> None:
+    table = facts_table(report.facts)
+    table.add_row("quantisation", report.quant)
+    if report.seconds is not None and report.bytes_per_second is not None:
+        rate = format_size(int(report.bytes_per_second))
+        table.add_row("time", f"{report.seconds:.1f} s, {rate}/s")
+        table.add_row("written to", str(report.output))
+    else:
+        table.add_row("peak memory", f"about {format_size(report.peak_memory_bytes)}")
+        table.add_row("written to", "nothing: --dry-run")
+    console.print(table)
+    for note in report.notes:
+        console.print(Text(f"note: {note}"))
+    for warning in report.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="colibri repack",
+        description="Write a GGUF file or a Hugging Face folder as one .colibri file.",
+    )
+    parser.add_argument("source", nargs="?", metavar="IN", help="GGUF file, folder or safetensors")
+    parser.add_argument("target", nargs="?", metavar="OUT", help="the .colibri file to write")
+    parser.add_argument("--input", metavar="IN", help="the same as IN")
+    parser.add_argument("--output", metavar="OUT", help="the same as OUT")
+    parser.add_argument(
+        "--block-size",
+        type=size_argument,
+        default=MIN_ALIGNMENT,
+        metavar="SIZE",
+        help="bytes each expert's block starts a multiple of: 4096 (default) to 2M, as 16K",
+    )
+    parser.add_argument(
+        "--quant",
+        choices=[quant.value for quant in Quant],
+        default=Quant.KEEP.value,
+        help="keep every byte (default), or quantise float matrices",
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
+    return parser

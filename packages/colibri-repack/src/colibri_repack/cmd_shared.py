@@ -1,0 +1,167 @@
+"""What the commands of this package share: arguments, errors, progress and tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from colibri_format import ColibriError, format_size, parse_size
+
+from .facts import FileFacts
+
+EXIT_OK: Final = 0
+EXIT_DATA: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+_USAGE_CODES: Final = frozenset(
+    {"bad-size", "bad-alignment", "bad-quant", "no-such-layer", "output-is-input"}
+)
+
+
+def run(body: Callable[[], int]) -> int:
+    """The exit code of `body`: its own, or that of the error it ended with, told on stderr."""
+    try:
+        return body()
+    except ColibriError as error:
+        print(f"error[{error.code}]: {error}", file=sys.stderr)
+        return EXIT_USAGE if error.code in _USAGE_CODES else EXIT_DATA
+    except KeyboardInterrupt:
+        print("interrupted: nothing is left half-written", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout left, as `head` does. Python would complain again at exit.
+        sys.stdout = None
+        return EXIT_DATA
+
+
+def size_argument(text: str) -> int:
+    """`text` as a size in bytes, for argparse."""
+    try:
+        return parse_size(text)
+    except ColibriError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def print_json(record: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(record, indent=1))
+
+
+@contextmanager
+def progress_bar(label: str, *, is_quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A callback for bytes done and in all, shown on stderr with rate and time left.
+
+    A bar on a terminal; elsewhere a line at every tenth. Nothing with `is_quiet`.
+    """
+    if is_quiet:
+        yield lambda done, total: None
+        return
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(label).show
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Lines:
+    """Progress for logs: small work stays silent, large work says each tenth."""
+
+    _LEAST_BYTES = 2**30
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._tenth = 0
+
+    def show(self, done: int, total: int) -> None:
+        tenth = 10 * done // total if total else 10
+        if total >= self._LEAST_BYTES and tenth > self._tenth:
+            self._tenth = tenth
+            text = f"{self._label}: {format_size(done)} of {format_size(total)}"
+            print(text, file=sys.stderr, flush=True)
+
+
+def new_console() -> Console:
+    """A console on stdout as it is now; tables keep their width when it is no terminal."""
+    console = Console(highlight=False, soft_wrap=True)
+    return console
+
+
+def facts_table(facts: FileFacts) -> Table:
+    """The facts of a file, a line each."""
+    table = pairs_table()
+    moe = f"{facts.n_experts} a layer, top-{facts.top_k}"
+    table.add_row("family", facts.family)
+    table.add_row("layers", str(facts.n_layers))
+    table.add_row("experts", moe if facts.n_experts > 1 else "dense model: 1 a layer")
+    for block in facts.block_sizes:
+        table.add_row(
+            "block",
+            f"{format_size(block.size)} ({block.size} bytes, {block.padded} padded) "
+            f"in layers {_ranges(block.layers)}",
+        )
+    table.add_row("blocks", f"{facts.n_blocks}, {format_size(facts.block_bytes)}")
+    table.add_row("block alignment", format_size(facts.alignment))
+    table.add_row("padding", f"{facts.padding_share:.2%} of the blocks' space")
+    table.add_row("index", format_size(facts.index_bytes))
+    table.add_row("read per token", f"{format_size(facts.token_bytes)} when no expert is resident")
+    table.add_row("dense tensors", format_size(facts.dense_bytes))
+    for name, total in facts.types.items():
+        table.add_row(
+            f"type {name}",
+            f"{total.dense_tensors} dense tensors {format_size(total.dense_bytes)}, "
+            f"{total.segments} segments {format_size(total.segment_bytes)}",
+        )
+    table.add_row("embedded files", format_size(facts.embedded_bytes))
+    table.add_row("file", f"{format_size(facts.file_size)} ({facts.file_size} bytes)")
+    return table
+
+
+def pairs_table() -> Table:
+    """An empty table of names and values."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    return table
+
+
+def columns_table(*columns: str) -> Table:
+    """An empty table with headings."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """`(0, 1, 2, 5)` as `0-2, 5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,70 @@
+"""`colibri verify`: read a `.colibri` file and check every checksum."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import colibri_format
+from colibri_format import Damage, format_size
+
+from .cmd_shared import EXIT_DATA, EXIT_OK, print_json, progress_bar, run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Verify as `argv` asks; 0 sound, 1 damage or I/O failure, 2 usage, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    return run(lambda: _verify(arguments))
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    n_bytes = 0
+    with colibri_format.open(arguments.file) as reader:
+        start = time.perf_counter()
+        with progress_bar("verifying", is_quiet=arguments.json) as show:
+
+            def progress(done: int, total: int) -> None:
+                nonlocal n_bytes
+                n_bytes = done
+                show(done, total)
+
+            damages = reader.verify(progress, arguments.layer)
+        seconds = time.perf_counter() - start
+        warnings = reader.warnings
+    if arguments.json:
+        print_json(
+            {
+                "file": arguments.file,
+                "is_sound": not damages and not warnings,
+                "checked_bytes": n_bytes,
+                "seconds": seconds,
+                "damages": [asdict(damage) for damage in damages],
+                "warnings": list(warnings),
+            }
+        )
+        return EXIT_DATA if damages else EXIT_OK
+    for warning in warnings:
+        print(f"warning: {arguments.file}: {warning}", file=sys.stderr)
+    for damage in damages:
+        print(f"error[{damage.code}]: {arguments.file}: {_place(damage)}", file=sys.stderr)
+    rate = format_size(int(n_bytes / seconds)) if seconds else "-"
+    verdict = f"{len(damages)} places are damaged" if damages else "sound"
+    print(f"{arguments.file}: {verdict}; {format_size(n_bytes)} checked, {rate}/s")
+    return EXIT_DATA if damages else EXIT_OK
+
+
+def _place(damage: Damage) -> str:
+    return f"{damage.place} at {damage.offset:#x} ({damage.size} bytes) is damaged"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="colibri verify", description="Read a .colibri file and check every checksum."
+    )
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("--layer", type=int, metavar="N", help="only this layer's blocks")
+    parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
+    return parser

@@ -1,0 +1,137 @@
+"""What there is to know of a `.colibri` file at a glance, planned or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from colibri_format import (
+    DenseTensor,
+    FileEntry,
+    FilePlan,
+    Layout,
+    ModelSpec,
+    Reader,
+    block_padding,
+    round_up,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeTotal:
+    """Tensors and bytes of one encoding: in dense tensors, and in segments of blocks."""
+
+    dense_tensors: int
+    dense_bytes: int
+    segments: int
+    segment_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSize:
+    """Blocks of `size` payload bytes that take `padded` on disk, in `layers`."""
+
+    size: int
+    padded: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """Figures of one file; all sizes in bytes.
+
+    `token_bytes` are the blocks that one token reads when none is in memory: top_k padded blocks
+    of every layer that has blocks (a dense model reads its single one). `dense_bytes` are read
+    once. `padding_share` is the part of the blocks' padded extents that holds no weights.
+    """
+
+    family: str
+    n_layers: int
+    n_experts: int
+    top_k: int
+    n_blocks: int
+    alignment: int
+    block_sizes: tuple[BlockSize, ...]
+    padding_share: float
+    index_bytes: int
+    token_bytes: int
+    dense_bytes: int
+    block_bytes: int
+    embedded_bytes: int
+    file_size: int
+    types: dict[str, TypeTotal]
+
+    def to_record(self) -> dict[str, Any]:
+        """As JSON-ready values."""
+        return asdict(self)
+
+
+def facts_of_plan(plan: FilePlan, model: ModelSpec, family: str) -> FileFacts:
+    """The facts of a file that is planned."""
+    return _facts(plan, plan.tensors, plan.files, model, family)
+
+
+def facts_of_file(reader: Reader, model: ModelSpec, family: str) -> FileFacts:
+    """The facts of a file that is open."""
+    return _facts(reader, reader.tensors.values(), reader.files.values(), model, family)
+
+
+def _facts(
+    file: FilePlan | Reader,
+    tensors: Iterable[DenseTensor],
+    entries: Iterable[FileEntry],
+    model: ModelSpec,
+    family: str,
+) -> FileFacts:
+    top_k = model.moe.top_k if model.moe else 1
+    alignment = file.geometry.alignment
+    layers_of: dict[int, list[int]] = {}
+    types: dict[str, list[int]] = {}
+    stored = padding = token_bytes = 0
+    for layer in range(file.geometry.n_layers):
+        layout = file.layout(layer)
+        if layout is None:
+            continue
+        n_blocks = int(np.count_nonzero(file.index["size"][layer]))
+        padded = round_up(layout.block_size, alignment)
+        layers_of.setdefault(layout.block_size, []).append(layer)
+        stored += n_blocks * padded
+        padding += n_blocks * block_padding(layout, alignment)
+        token_bytes += min(top_k, n_blocks) * padded
+        _count_segments(types, layout, n_blocks)
+    dense_bytes = 0
+    for tensor in tensors:
+        total = types.setdefault(tensor.dtype.name, [0, 0, 0, 0])
+        total[0] += 1
+        total[1] += tensor.size
+        dense_bytes += tensor.size
+    return FileFacts(
+        family=family,
+        n_layers=file.geometry.n_layers,
+        n_experts=file.geometry.n_experts,
+        top_k=top_k,
+        n_blocks=int(np.count_nonzero(file.index["size"])),
+        alignment=alignment,
+        block_sizes=tuple(
+            BlockSize(size, round_up(size, alignment), tuple(layers))
+            for size, layers in sorted(layers_of.items())
+        ),
+        padding_share=padding / stored if stored else 0.0,
+        index_bytes=24 * file.index.size,
+        token_bytes=token_bytes,
+        dense_bytes=dense_bytes,
+        block_bytes=stored,
+        embedded_bytes=sum(entry.size for entry in entries),
+        file_size=file.file_size,
+        types={name: TypeTotal(*total) for name, total in sorted(types.items())},
+    )
+
+
+def _count_segments(types: dict[str, list[int]], layout: Layout, n_blocks: int) -> None:
+    for segment in layout.segments:
+        total = types.setdefault(segment.dtype.name, [0, 0, 0, 0])
+        total[2] += n_blocks
+        total[3] += n_blocks * segment.size

@@ -1,0 +1,328 @@
+"""What a repack will write and from where, decided from metadata alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from importlib.metadata import version
+from typing import Any, Final
+
+from colibri_format import (
+    DTYPES,
+    MODEL_FILE,
+    DType,
+    FilePlan,
+    FileSpec,
+    Layout,
+    Role,
+    SegmentSpec,
+    TensorSpec,
+    plan_layout,
+)
+
+from .errors import RepackError
+from .families import Checkpoint, DenseWeight, Slice, is_matrix
+from .quantise import Q8_0_ELEMENTS, Quant
+from .sources import EmbeddedFile, Source
+
+TILE_BYTES: Final = 8 * 2**20
+# Interpreter, NumPy and modules (measured), one tile and what a conversion of its own, smaller
+# tiles holds in intermediate arrays.
+_WORKING_BYTES: Final = 100 * 2**20
+MAX_GOOD_PADDING: Final = 0.05
+MAX_GOOD_INDEX: Final = 100 * 2**20
+MIN_ALIGNMENT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RepackOptions:
+    """`quant`: what becomes of matrices; `alignment`: bytes each block starts a multiple of."""
+
+    quant: Quant = Quant.KEEP
+    alignment: int = MIN_ALIGNMENT
+
+
+class Conversion(Enum):
+    """What is done to the bytes of a slice."""
+
+    COPY = "copy"
+    TO_F32 = "to f32"
+    TO_Q8_0 = "to q8_0"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One slice of the source on its way into the file; `dtype` is what it becomes."""
+
+    source: Slice
+    conversion: Conversion
+    dtype: DType
+
+    @property
+    def size(self) -> int:
+        """Bytes in the output."""
+        return self.dtype.size_bytes(self.source.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorJob:
+    """Write a dense tensor."""
+
+    name: str
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class FileJob:
+    """Write an embedded file."""
+
+    file: EmbeddedFile
+
+
+@dataclass(frozen=True, slots=True)
+class BlockJob:
+    """Write an expert's block, its parts in order of role."""
+
+    layer: int
+    expert: int
+    parts: tuple[Part, ...]
+
+
+Job = TensorJob | FileJob | BlockJob
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RepackPlan:
+    """A whole repack: every extent of the output, and the jobs in the order of the output.
+
+    `peak_memory_bytes` is an estimate from above of the process's resident memory;
+    `payload_bytes` what the jobs write together, padding left out.
+    """
+
+    checkpoint: Checkpoint
+    options: RepackOptions
+    file: FilePlan
+    jobs: tuple[Job, ...]
+    payload_bytes: int
+    peak_memory_bytes: int
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) -> RepackPlan:
+    """The plan that brings `checkpoint`, read from `source`, into one `.colibri` file.
+
+    Touches no file.
+
+    Raises:
+        RepackError: `requantize` when quantised tensors would be quantised again, `mixed-layer`
+            when experts of one layer differ in their encodings.
+        UsageError, FormatError: as `colibri_format.plan_layout` (`bad-alignment`, ...).
+    """
+    plan_part = _PartPlanner(options.quant)
+    dense = [
+        (weight, plan_part(weight.part, is_matrix(weight.name))) for weight in checkpoint.dense
+    ]
+    blocks: list[BlockJob] = []
+    layouts: list[Layout | None] = []
+    for layer, experts in enumerate(checkpoint.experts):
+        layer_jobs = [
+            BlockJob(layer, expert, tuple(plan_part(parts[role], True) for role in sorted(parts)))
+            for expert, parts in enumerate(experts or ())
+        ]
+        layouts.append(_layer_layout(source, layer_jobs, sorted((experts or ({},))[0])))
+        blocks += layer_jobs
+    embedded = (_model_file(checkpoint), *source.embedded)
+    plan_file = partial(
+        plan_layout,
+        n_layers=checkpoint.model.n_layers,
+        n_experts=checkpoint.n_experts,
+        layer_layouts=layouts,
+        tensors=[_tensor_spec(weight, part) for weight, part in dense],
+        files=[FileSpec(file.name, file.size) for file in embedded],
+        metadata=_metadata(source, checkpoint, options, dense, blocks),
+    )
+    file = plan_file(alignment=options.alignment)
+    jobs = _in_file_order(file, dense, embedded, blocks)
+    notes = list(source.notes) + list(checkpoint.notes) + plan_part.notes()
+    if checkpoint.dropped:
+        notes.append(f"left out, engines compute it: {_some(checkpoint.dropped)}")
+    header_bytes = 2 * (file.index_bytes + sum(f.size for f in embedded))
+    return RepackPlan(
+        checkpoint=checkpoint,
+        options=options,
+        file=file,
+        jobs=jobs,
+        payload_bytes=sum(_job_bytes(job) for job in jobs),
+        peak_memory_bytes=_WORKING_BYTES + TILE_BYTES + header_bytes,
+        notes=tuple(notes),
+        warnings=tuple(_warnings(file, plan_file)),
+    )
+
+
+class _PartPlanner:
+    """Chooses each slice's conversion, and remembers those that could not have the one asked."""
+
+    def __init__(self, quant: Quant) -> None:
+        self.quant = quant
+        self.kept: list[str] = []
+
+    def __call__(self, part: Slice, may_quantise: bool) -> Part:
+        if self.quant is Quant.KEEP:
+            return Part(part, Conversion.COPY, part.dtype)
+        if part.dtype.is_quantised:
+            raise RepackError(
+                "requantize",
+                f"{part.tensor.file}: tensor {part.tensor.name!r}",
+                f"is {part.dtype.name} already",
+                f"F32, F16 or BF16 to quantise to {self.quant.value}",
+                "repack with --quant keep, or take the unquantised checkpoint",
+            )
+        if not may_quantise:
+            return Part(part, Conversion.TO_F32, DTYPES["f32"])
+        if part.shape[-1] % Q8_0_ELEMENTS:
+            self.kept.append(f"{part.tensor.name} ({part.shape[-1]})")
+            return Part(part, Conversion.COPY, part.dtype)
+        return Part(part, Conversion.TO_Q8_0, DTYPES["q8_0"])
+
+    def notes(self) -> list[str]:
+        if not self.kept:
+            return []
+        names = tuple(dict.fromkeys(self.kept))
+        return [
+            f"{len(names)} tensors keep their type, rows are no multiple of {Q8_0_ELEMENTS}: "
+            f"{_some(names)}"
+        ]
+
+
+def _layer_layout(source: Source, jobs: Sequence[BlockJob], roles: Sequence[Role]) -> Layout | None:
+    if not jobs:
+        return None
+
+    def layout(job: BlockJob) -> tuple[SegmentSpec, ...]:
+        return tuple(
+            SegmentSpec(role, part.dtype, part.source.shape)
+            for role, part in zip(roles, job.parts, strict=True)
+        )
+
+    first = layout(jobs[0])
+    for job in jobs[1:]:
+        if (other := layout(job)) != first:
+            a, b = ("/".join(spec.dtype.name for spec in specs) for specs in (first, other))
+            raise RepackError(
+                "mixed-layer",
+                f"{source.path}: layer {job.layer}",
+                f"expert {jobs[0].expert} is {a}, expert {job.expert} is {b}",
+                "experts of one layer have the same encodings",
+                "quantise from the unquantised checkpoint",
+            )
+    return Layout.of(first)
+
+
+def _tensor_spec(weight: DenseWeight, part: Part) -> TensorSpec:
+    return TensorSpec(weight.name, part.dtype, weight.part.shape, weight.layer)
+
+
+def _model_file(checkpoint: Checkpoint) -> EmbeddedFile:
+    data = checkpoint.model.to_bytes()
+    return EmbeddedFile(MODEL_FILE, len(data), lambda: data)
+
+
+def _in_file_order(
+    file: FilePlan,
+    dense: Sequence[tuple[DenseWeight, Part]],
+    embedded: Sequence[EmbeddedFile],
+    blocks: Sequence[BlockJob],
+) -> tuple[Job, ...]:
+    at_tensor = {tensor.name: tensor.offset for tensor in file.tensors}
+    at_file = {entry.name: entry.offset for entry in file.files}
+    jobs: list[tuple[int, Job]] = [
+        (at_tensor[weight.name], TensorJob(weight.name, part)) for weight, part in dense
+    ]
+    jobs += [(at_file[item.name], FileJob(item)) for item in embedded]
+    jobs += [(int(file.index["offset"][job.layer, job.expert]), job) for job in blocks]
+    return tuple(job for _, job in sorted(jobs, key=lambda pair: pair[0]))
+
+
+def _job_bytes(job: Job) -> int:
+    if isinstance(job, FileJob):
+        return job.file.size
+    if isinstance(job, TensorJob):
+        return job.part.size
+    return sum(part.size for part in job.parts)
+
+
+def _metadata(
+    source: Source,
+    checkpoint: Checkpoint,
+    options: RepackOptions,
+    dense: Sequence[tuple[DenseWeight, Part]],
+    blocks: Sequence[BlockJob],
+) -> dict[str, Any]:
+    """Descriptive only, the same for the same input: base names, no dates, no folders."""
+    types: dict[str, dict[str, int]] = {}
+    for part in [part for _, part in dense] + [part for job in blocks for part in job.parts]:
+        total = types.setdefault(part.dtype.name, {"bytes": 0, "tensors": 0})
+        total["bytes"] += part.size
+        total["tensors"] += 1
+    names = dict.fromkeys(
+        part.source.tensor.file.name
+        for part in [p for _, p in dense] + [p for job in blocks for p in job.parts]
+    )
+    return {
+        "dropped_tensors": list(checkpoint.dropped),
+        "family": checkpoint.family.name,
+        "order": "layer-major",
+        "quantisation": options.quant.value,
+        "source": {
+            "files": sorted(name.encode("utf-8", "replace").decode() for name in names),
+            "format": source.format,
+        },
+        "tool": {"name": "colibri-repack", "version": version("colibri-repack")},
+        "types": types,
+    }
+
+
+def _warnings(file: FilePlan, plan_file: partial[FilePlan]) -> list[str]:
+    warnings = []
+    if file.padding_share > MAX_GOOD_PADDING:
+        warnings.append(
+            f"{file.padding_share:.1%} of the blocks' space is padding "
+            f"(above {MAX_GOOD_PADDING:.0%}): {_padding_advice(file, plan_file)}"
+        )
+    if file.index_bytes > MAX_GOOD_INDEX:
+        warnings.append(
+            f"the index takes {file.index_bytes} bytes (above {MAX_GOOD_INDEX}): the experts are "
+            "cut too fine, a block should be read in one large request"
+        )
+    return warnings
+
+
+def _padding_advice(file: FilePlan, plan_file: partial[FilePlan]) -> str:
+    shares: Mapping[int, float] = {
+        alignment: plan_file(alignment=alignment).padding_share
+        for alignment in _powers_below(file.geometry.alignment)
+    }
+    if not shares:
+        return (
+            f"experts are small, {MIN_ALIGNMENT} is the smallest block size there is; a type of "
+            "more bits, or a model with larger experts, has less"
+        )
+    good = [a for a, share in shares.items() if share <= MAX_GOOD_PADDING]
+    best = max(good) if good else min(shares, key=lambda a: (shares[a], -a))
+    return f"--block-size {best} gives {shares[best]:.1%}"
+
+
+def _powers_below(alignment: int) -> list[int]:
+    powers = []
+    while alignment > MIN_ALIGNMENT:
+        alignment //= 2
+        powers.append(alignment)
+    return powers
+
+
+def _some(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

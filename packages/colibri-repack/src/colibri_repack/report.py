@@ -1,0 +1,73 @@
+"""What a repack did, or would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from .facts import FileFacts, facts_of_plan
+from .repack_plan import RepackPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RepackReport:
+    """The output's facts and how the work went; `seconds` is None when only planned."""
+
+    source: Path
+    output: Path
+    quant: str
+    facts: FileFacts
+    payload_bytes: int
+    peak_memory_bytes: int
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    uuid: UUID | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        plan: RepackPlan,
+        source: Path,
+        output: Path,
+        *,
+        uuid: UUID | None = None,
+        seconds: float | None = None,
+    ) -> RepackReport:
+        """The report on `plan`, carried out in `seconds` or not at all."""
+        checkpoint = plan.checkpoint
+        return cls(
+            source=source,
+            output=output,
+            quant=plan.options.quant.value,
+            facts=facts_of_plan(plan.file, checkpoint.model, checkpoint.family.name),
+            payload_bytes=plan.payload_bytes,
+            peak_memory_bytes=plan.peak_memory_bytes,
+            notes=plan.notes,
+            warnings=plan.warnings,
+            uuid=uuid,
+            seconds=seconds,
+        )
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Bytes of output written in a second, None when only planned."""
+        return self.payload_bytes / self.seconds if self.seconds else None
+
+    def to_record(self) -> dict[str, Any]:
+        """As JSON-ready values; the file's facts are members of the same object."""
+        return {
+            "source": str(self.source),
+            "output": str(self.output),
+            "uuid": None if self.uuid is None else str(self.uuid),
+            "quantisation": self.quant,
+            **self.facts.to_record(),
+            "payload_bytes": self.payload_bytes,
+            "peak_memory_estimate_bytes": self.peak_memory_bytes,
+            "seconds": self.seconds,
+            "bytes_per_second": self.bytes_per_second,
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
