@@ -1,0 +1,237 @@
+"""A model made ready to run inside its memory budget: planned, then loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+from numpy.typing import NDArray
+
+import colibri_format
+from colibri_format import MODEL_FILE, ModelSpec, Reader, UsageError, parse_model
+
+from .backend import Backend, load_backend
+from .blocks import block_slot_bytes, count_blocks, first_block, plan_read, slot_waste
+from .budget import MemoryNeeds, MemoryPlan, default_budget, index_bytes, plan_memory
+from .config import RunConfig
+from .decoder import Decoder, RoutingObserver
+from .disk import open_blocks
+from .disk_threads import ThreadsEngine
+from .kv_cache import KvCache, kv_cache_bytes
+from .machine import available_bytes
+from .pool import Pool
+from .store import Store
+from .weights import TensorFacts, Weights, check_weights, load_weights, resident_bytes
+from .working_memory import working_bytes
+
+DEFAULT_CONTEXT: Final = 2048
+"""Positions of the KV cache where none are asked for."""
+
+Progress = Callable[[int, int], None]
+"""Told of bytes loaded and bytes to load."""
+
+
+def read_model(reader: Reader) -> ModelSpec:
+    """The model that the file describes.
+
+    Raises:
+        UsageError: `no-such-file` when the file describes none.
+        FormatError: `bad-model`.
+    """
+    return parse_model(reader.read_file(MODEL_FILE), f"{reader.path}: {MODEL_FILE}")
+
+
+def describe_needs(
+    reader: Reader, model: ModelSpec, backend: Backend, config: RunConfig
+) -> MemoryNeeds:
+    """What the model needs of memory with this configuration. Allocates nothing.
+
+    Raises:
+        ModelError: the file lacks what the model needs, or the backend cannot compute with it.
+        UsageError: `bad-context` when the context is longer than the model's own.
+    """
+    layouts = check_weights(reader, model, backend)
+    context = choose_context(model, config.context, str(reader.path))
+    return MemoryNeeds(
+        where=str(reader.path),
+        dense_bytes=resident_bytes(reader.tensors, model, layouts),
+        kv_bytes=kv_cache_bytes(model, context),
+        working_bytes=working_bytes(model, min(config.batch_size, context), context, backend),
+        index_bytes=index_bytes(reader.index.shape),
+        slot_bytes=block_slot_bytes(reader),
+        blocks_per_layer=count_blocks(reader),
+        top_k=model.moe.top_k if model.moe else 1,
+        slot_waste=slot_waste(reader),
+    )
+
+
+def choose_context(model: ModelSpec, context: int | None, where: str) -> int:
+    """Positions of the KV cache: what was asked for, or 2048 within the model's own limit.
+
+    Raises:
+        UsageError: `bad-context` above the model's own limit.
+    """
+    if context is None:
+        return min(DEFAULT_CONTEXT, model.context_length)
+    if context > model.context_length:
+        raise UsageError(
+            "bad-context",
+            where,
+            f"a context of {context} positions was asked for",
+            f"at most {model.context_length}, for which the model was trained",
+            "shorten the prompt or generate fewer tokens",
+        )
+    return context
+
+
+def plan_run(needs: MemoryNeeds, config: RunConfig) -> MemoryPlan:
+    """How the budget is divided; without one, a budget that suits the machine is chosen.
+
+    Raises:
+        BudgetError: `budget-too-small`.
+        UsageError: `no-memory-figure`.
+    """
+    available = available_bytes()
+    budget = config.memory_bytes
+    if budget is None:
+        budget = default_budget(needs, available, io_threads=config.io_threads)
+    return plan_memory(
+        budget, needs, prefetch_depth=config.prefetch_depth, io_threads=config.io_threads
+    )
+
+
+class Runtime:
+    """A loaded model: `decoder` computes, `store` serves its experts; a context manager.
+
+    Owns reader, store and threads, and gives all back on `close`. One thread uses it.
+
+    Raises:
+        ColibriError: from planning (`describe_needs`, `plan_run`), before anything is allocated,
+            or from loading.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        config: RunConfig,
+        *,
+        progress: Progress | None = None,
+        observer: RoutingObserver | None = None,
+    ) -> None:
+        self.reader = reader
+        self.config = config
+        self.store: Store | None = None
+        try:
+            self.model = read_model(reader)
+            self.backend = load_backend(config.backend)
+            self.context = choose_context(self.model, config.context, str(reader.path))
+            needs = describe_needs(reader, self.model, self.backend, config)
+            self.plan = plan_run(needs, config)
+            file = _Counted(reader, needs.dense_bytes, progress) if progress else reader
+            self.weights: Weights = load_weights(file, self.model, self.backend)
+            self.kv_cache = KvCache(self.model, self.context)
+            self.store = open_store(reader, self.plan, config)
+            self.decoder = Decoder(
+                self.model,
+                self.weights,
+                self.store,
+                self.backend,
+                self.kv_cache,
+                config.prefetch_depth,
+                batch_size=config.batch_size,
+                observer=observer,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        config: RunConfig | None = None,
+        *,
+        progress: Progress | None = None,
+        observer: RoutingObserver | None = None,
+    ) -> Self:
+        """The model in the file `path`, planned and loaded."""
+        config = config or RunConfig()
+        reader = colibri_format.open(path, verify=config.is_verified)
+        return cls(reader, config, progress=progress, observer=observer)
+
+    def close(self) -> None:
+        """Ends all reads and gives memory and files back; a second call does nothing."""
+        if self.store is not None:
+            self.store.close()
+        self.reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_store(reader: Reader, plan: MemoryPlan, config: RunConfig) -> Store:
+    """The store of the file's blocks with the plan's slots, its engine `threads`.
+
+    Direct mode is tried with a read of the first block into the first slot.
+    """
+    pool = Pool(plan.n_slots, plan.slot_bytes if plan.n_slots else 0)
+    try:
+        place = first_block(reader)
+        probe = None
+        if place is not None:
+            probe = plan_read(reader, *place, slot=0, buffer=pool.slot(0))
+        file = open_blocks(
+            reader.path, probe=probe, direct=config.is_direct, file_size=reader.file_size
+        )
+    except BaseException:
+        pool.close()
+        raise
+    engine = ThreadsEngine(file, n_threads=config.io_threads, is_verified=config.is_verified)
+    return Store(reader, pool, engine, plan.slots)
+
+
+class _Counted:
+    """A reader whose dense tensors tell how far loading is."""
+
+    def __init__(self, reader: Reader, total: int, progress: Progress) -> None:
+        self._reader = reader
+        self._total = total
+        self._progress = progress
+        self._done = 0
+        self.path = reader.path
+        self.tensors: Any = reader.tensors
+        self.index = reader.index
+        self.layout = reader.layout
+
+    def tensor(self, name: str) -> _CountedTensor:
+        return _CountedTensor(self._reader.tensor(name), self._tell)
+
+    def _tell(self, facts: TensorFacts) -> None:
+        self._done = min(self._total, self._done + facts.size)
+        self._progress(self._done, self._total)
+
+
+class _CountedTensor:
+    def __init__(self, tensor: Any, tell: Callable[[Any], None]) -> None:
+        self._tensor = tensor
+        self._tell = tell
+
+    def read(self) -> NDArray[Any]:
+        data: NDArray[Any] = self._tensor.read()
+        self._tell(self._tensor)
+        return data
+
+    def read_into(self, buffer: Any) -> object:
+        result: object = self._tensor.read_into(buffer)
+        self._tell(self._tensor)
+        return result

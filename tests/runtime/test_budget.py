@@ -1,0 +1,121 @@
+"""How a budget is spent."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colibri_format import ColibriError, UsageError
+from colibri_runtime.budget import (
+    MemoryNeeds,
+    default_budget,
+    index_bytes,
+    plan_memory,
+    total_bytes,
+)
+from colibri_runtime.errors import BudgetError
+
+MIB = 2**20
+
+
+def needs_of(**changes):
+    facts = {
+        "where": "model.colibri",
+        "dense_bytes": 40 * MIB,
+        "kv_bytes": 8 * MIB,
+        "working_bytes": 4 * MIB,
+        "index_bytes": index_bytes((4, 16)),
+        "slot_bytes": MIB,
+        "blocks_per_layer": (16, 16, 16, 16),
+        "top_k": 4,
+    }
+    return MemoryNeeds(**(facts | changes))
+
+
+@given(
+    extra=st.integers(0, 200 * MIB),
+    slot_pages=st.integers(1, 2000),
+    blocks=st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    depth=st.integers(0, 2),
+    threads=st.integers(1, 8),
+)
+def test_a_plan_stays_within_its_budget_and_leaves_no_room_for_a_slot(
+    extra, slot_pages, blocks, depth, threads
+):
+    needs = needs_of(slot_bytes=slot_pages * 4096, blocks_per_layer=tuple(blocks))
+    smallest = total_bytes(needs, 1 if any(blocks) else 0, io_threads=threads)
+
+    plan = plan_memory(smallest + extra, needs, prefetch_depth=depth, io_threads=threads)
+
+    assert plan.total_bytes <= plan.budget_bytes
+    assert plan.total_bytes == (
+        plan.dense_bytes
+        + plan.kv_bytes
+        + plan.working_bytes
+        + plan.overhead_bytes
+        + plan.pool_bytes
+    )
+    assert plan.smallest_bytes == smallest
+    if plan.n_slots < plan.n_blocks:
+        assert total_bytes(needs, plan.n_slots + 1, io_threads=threads) > plan.budget_bytes
+    else:
+        assert plan.total_bytes == plan.largest_bytes
+    assert plan.slots.n_slots == plan.n_slots
+
+
+def test_the_smallest_budget_named_is_the_smallest_that_works():
+    with pytest.raises(BudgetError) as caught:
+        plan_memory(MIB, needs_of())
+
+    error = caught.value
+    assert error.code == "budget-too-small"
+    assert isinstance(error, MemoryError)
+    assert isinstance(error, ColibriError)
+    assert f"--memory {error.smallest_bytes}" in str(error)
+    assert plan_memory(error.smallest_bytes, needs_of()).n_slots == 1
+    with pytest.raises(BudgetError):
+        plan_memory(error.smallest_bytes - 1, needs_of())
+
+
+def test_a_model_without_blocks_needs_no_pool():
+    plan = plan_memory(80 * MIB, needs_of(blocks_per_layer=(0, 0), slot_bytes=0))
+
+    assert (plan.n_slots, plan.pool_bytes) == (0, 0)
+
+
+def test_no_more_slots_than_blocks_are_made():
+    plan = plan_memory(10**12, needs_of())
+
+    assert plan.n_slots == 64
+    assert plan.total_bytes == plan.largest_bytes < 10**12
+
+
+def test_wasteful_slots_are_reported():
+    assert "lost because blocks differ" in plan_memory(90 * MIB, needs_of(slot_waste=0.3)).notes[-1]
+
+
+def test_a_tight_plan_carries_the_notes_of_its_slots():
+    assert "rounds" in " ".join(plan_memory(58 * MIB, needs_of()).notes)
+
+
+@pytest.mark.parametrize("available", [MIB, 70 * MIB, 10**12])
+def test_the_default_budget_works_and_stays_within_what_is_available(available):
+    needs = needs_of()
+
+    budget = default_budget(needs, available)
+
+    plan = plan_memory(budget, needs)
+    assert budget <= max(plan.smallest_bytes, 0.8 * available)
+    assert budget <= plan.largest_bytes
+
+
+def test_without_a_figure_a_budget_must_be_given():
+    with pytest.raises(UsageError) as caught:
+        default_budget(needs_of(), None)
+
+    assert caught.value.code == "no-memory-figure"
+
+
+def test_the_plan_goes_into_json():
+    record = plan_memory(90 * MIB, needs_of()).as_dict()
+
+    assert record["slots"]["n_slots"] == record["n_slots"]
