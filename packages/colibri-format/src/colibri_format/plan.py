@@ -147,7 +147,7 @@ def plan_layout(
     >>> layout = Layout.of((gate, up, down))
     >>> plan = plan_layout(n_layers=2, n_experts=4, layer_layouts=[layout, layout])
     >>> plan.n_blocks, layout.block_size, plan.file_size
-    (8, 6528, 94208)
+    (8, 6528, 106496)
 
     Raises:
         FormatError: `bad-geometry`.
