@@ -116,8 +116,8 @@ def plan_memory(
             f"at least {smallest} bytes ({format_size(smallest)}): "
             f"{format_size(needs.dense_bytes)} of dense tensors, "
             f"{format_size(needs.kv_bytes)} of KV cache, "
-            f"{format_size(needs.working_bytes)} of working memory and one slot of "
-            f"{format_size(needs.slot_bytes)}",
+            f"{format_size(needs.working_bytes)} of working memory and "
+            f"{format_size(pool_bytes(fewest, needs.slot_bytes))} for one slot, aligned",
             f"give --memory {smallest}, or more for speed, or a shorter --context",
             smallest_bytes=smallest,
         )

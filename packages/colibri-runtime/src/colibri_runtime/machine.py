@@ -32,6 +32,15 @@ def peak_rss_bytes(root: Path = Path("/")) -> int | None:
     return _kilobytes(root / "proc/self/status", "VmHWM")
 
 
+def reset_peak_rss(root: Path = Path("/")) -> bool:
+    """Whether the peak could be set back to what is held now (proc(5), clear_refs)."""
+    try:
+        (root / "proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
 def _kilobytes(path: Path, name: str) -> int | None:
     match = re.search(rf"^{name}:\s+(\d+) kB", _text(path), re.MULTILINE)
     return int(match.group(1)) * 1024 if match else None

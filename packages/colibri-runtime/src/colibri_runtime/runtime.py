@@ -10,7 +10,15 @@ from typing import Any, Final, Self
 from numpy.typing import NDArray
 
 import colibri_format
-from colibri_format import MODEL_FILE, ModelSpec, Reader, UsageError, parse_model
+from colibri_format import (
+    MODEL_FILE,
+    FormatCode,
+    FormatError,
+    ModelSpec,
+    Reader,
+    UsageError,
+    parse_model,
+)
 
 from .backend import Backend, load_backend
 from .blocks import block_slot_bytes, count_blocks, first_block, plan_read, slot_waste
@@ -37,9 +45,16 @@ def read_model(reader: Reader) -> ModelSpec:
     """The model that the file describes.
 
     Raises:
-        UsageError: `no-such-file` when the file describes none.
-        FormatError: `bad-model`.
+        FormatError: `bad-model`, also when the file describes none.
     """
+    if MODEL_FILE not in reader.files:
+        raise FormatError(
+            FormatCode.BAD_MODEL,
+            reader.path,
+            f"has no embedded file {MODEL_FILE}",
+            "a description of its model",
+            "repack the source again",
+        )
     return parse_model(reader.read_file(MODEL_FILE), f"{reader.path}: {MODEL_FILE}")
 
 

@@ -1,0 +1,73 @@
+"""Generates text from `.colibri` files inside a hard memory budget."""
+
+from .backend import Backend, FeedForward, Matrix, backend_names, load_backend
+from .blocks import BlockSource
+from .budget import MemoryNeeds, MemoryPlan, plan_memory
+from .cache import Cache
+from .config import RunConfig
+from .decoder import Decoder, RoutingObserver
+from .decoder_errors import ModelError
+from .disk import BlockRead, DiskEngine, IoMode, IoReport, open_blocks
+from .disk_threads import ThreadsEngine
+from .errors import BudgetError
+from .generate import Piece, StopReason, generate, prompt_tokens
+from .kv_cache import KvCache
+from .policy import LayerLru, Policy
+from .pool import Pool, PoolReport
+from .runtime import Runtime, describe_needs, open_store, plan_run, read_model
+from .sampler import Sampler, SamplingSpec
+from .slots import SlotPlan, plan_slots
+from .stats import LayerStats, Stats
+from .store import Lease, Store
+from .tokenizer import Tokenizer, load_tokenizer
+from .weights import Weights, load_weights
+
+__all__ = [
+    "Backend",
+    "BlockRead",
+    "BlockSource",
+    "BudgetError",
+    "Cache",
+    "Decoder",
+    "DiskEngine",
+    "FeedForward",
+    "IoMode",
+    "IoReport",
+    "KvCache",
+    "LayerLru",
+    "LayerStats",
+    "Lease",
+    "Matrix",
+    "MemoryNeeds",
+    "MemoryPlan",
+    "ModelError",
+    "Piece",
+    "Policy",
+    "Pool",
+    "PoolReport",
+    "RoutingObserver",
+    "RunConfig",
+    "Runtime",
+    "Sampler",
+    "SamplingSpec",
+    "SlotPlan",
+    "Stats",
+    "StopReason",
+    "Store",
+    "ThreadsEngine",
+    "Tokenizer",
+    "Weights",
+    "backend_names",
+    "describe_needs",
+    "generate",
+    "load_backend",
+    "load_tokenizer",
+    "load_weights",
+    "open_blocks",
+    "open_store",
+    "plan_memory",
+    "plan_run",
+    "plan_slots",
+    "prompt_tokens",
+    "read_model",
+]

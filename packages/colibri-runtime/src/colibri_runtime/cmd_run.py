@@ -1,0 +1,438 @@
+"""`colibri run`: generates text from a `.colibri` file inside a memory budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from colibri_format import ColibriError, ModelSpec, UsageError, parse_size
+
+from .config import RunConfig
+from .errors import BudgetError
+from .figures import Phase, profile_rows
+from .run_report import RunReport, plan_rows
+from .stats import LayerStats
+
+if TYPE_CHECKING:
+    from .budget import MemoryPlan
+    from .runtime import Runtime
+    from .sampler import SamplingSpec
+    from .tokenizer import Tokenizer
+
+EXIT_OK: Final = 0
+EXIT_DATA: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+LONG_LOAD_BYTES: Final = 256 * 2**20
+"""Bytes of dense tensors from which loading shows a bar."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs as `argv` asks: 0 done, 1 data or I/O failure, 2 usage, 130 interrupted."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except (UsageError, BudgetError) as error:
+        return _tell(error.code, error, EXIT_USAGE)
+    except ColibriError as error:
+        return _tell(error.code, error, EXIT_DATA)
+    except BrokenPipeError:
+        _drop_stdout()
+        return EXIT_DATA
+    except MemoryError as error:
+        return _tell("out-of-memory", f"the system gave no memory ({error})", EXIT_DATA)
+    except OSError as error:
+        return _tell("os-error", error, EXIT_DATA)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _tell(code: str, error: object, status: int) -> int:
+    print(f"error[{code}]: {error}", file=sys.stderr)
+    return status
+
+
+def _drop_stdout() -> None:
+    """Sends what is still buffered nowhere: whoever read stdout has gone, as `head` does."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import colibri_format
+
+    from .runtime import read_model
+    from .sampler import SamplingSpec
+
+    config = RunConfig(
+        memory_bytes=arguments.memory,
+        context=arguments.context,
+        prefetch_depth=arguments.prefetch_depth,
+        io_threads=arguments.io_threads,
+        batch_size=arguments.batch_size,
+        is_verified=not arguments.no_verify,
+        backend=arguments.backend,
+    )
+    sampling = SamplingSpec(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+    )
+    if arguments.max_tokens < 1:
+        raise UsageError("bad-option", "--max-tokens", f"is {arguments.max_tokens}", "at least 1")
+    with colibri_format.open(arguments.file, verify=config.is_verified) as reader:
+        model = read_model(reader)
+        prompt: list[int] = []
+        tokenizer = None
+        if arguments.prompt is not None:
+            from .generate import prompt_tokens
+            from .tokenizer import load_tokenizer
+
+            tokenizer = load_tokenizer(reader)
+            prompt = prompt_tokens(tokenizer, _prompt(arguments.prompt), model.bos_token)
+            config = _with_context(config, model, len(prompt), arguments)
+        if arguments.dry_run or tokenizer is None:
+            return _dry_run(reader, model, config, is_json=arguments.json)
+        return _generate(_Job(arguments, config, sampling, model, tokenizer, prompt), reader)
+
+
+def _prompt(text: str) -> str:
+    return sys.stdin.read() if text == "-" else text
+
+
+def _with_context(
+    config: RunConfig, model: ModelSpec, n_prompt: int, arguments: argparse.Namespace
+) -> RunConfig:
+    """The configuration with a context that holds prompt and continuation.
+
+    Raises:
+        UsageError: `prompt-too-long` when the prompt alone does not fit.
+    """
+    limit = config.context or model.context_length
+    if n_prompt > limit:
+        whose = "--context" if config.context else "the model"
+        raise UsageError(
+            "prompt-too-long",
+            arguments.file,
+            f"the prompt has {n_prompt} tokens",
+            f"{whose} allows {limit}",
+            "shorten the prompt" + (" or give a longer --context" if config.context else ""),
+        )
+    if config.context is not None:
+        return config
+    return replace(config, context=min(limit, n_prompt + arguments.max_tokens))
+
+
+def _dry_run(reader: Any, model: ModelSpec, config: RunConfig, *, is_json: bool) -> int:
+    from .backend import load_backend
+    from .runtime import choose_context, describe_needs, plan_run
+
+    needs = describe_needs(reader, model, load_backend(config.backend), config)
+    plan = plan_run(needs, config)
+    context = choose_context(model, config.context, str(reader.path))
+    if is_json:
+        print(json.dumps({"plan": plan.as_dict(), "context": context}, indent=1))
+        return EXIT_OK
+    _print_pairs([*plan_rows(plan), ("context", f"{context} positions")], sys.stdout)
+    _print_notes(plan.notes)
+    return EXIT_OK
+
+
+@dataclass(slots=True)
+class _Job:
+    """A run that was asked for, and what came of it so far."""
+
+    arguments: argparse.Namespace
+    config: RunConfig
+    sampling: SamplingSpec
+    model: ModelSpec
+    tokenizer: Tokenizer
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    stop: str = "interrupted"
+    started: float = 0.0
+    first: float | None = None
+    ended: float = 0.0
+    at_first: LayerStats = field(default_factory=LayerStats)
+
+
+def _generate(job: _Job, reader: Any) -> int:
+    from . import machine
+    from .runtime import Runtime
+
+    arguments = job.arguments
+    _warm_up()
+    # Loading a tokenizer takes, for a moment, more than it keeps: that is no part of the run.
+    machine.reset_peak_rss()
+    baseline = machine.rss_bytes()
+    load_started = time.perf_counter()
+    with (
+        _loading_bar(is_quiet=arguments.json) as progress,
+        Runtime(reader, job.config, progress=progress) as runtime,
+    ):
+        load_seconds = time.perf_counter() - load_started
+        if arguments.memory is None and not arguments.json:
+            _print_budget(runtime.plan)
+        status = EXIT_OK
+        try:
+            _stream(job, runtime)
+        except KeyboardInterrupt:
+            status = EXIT_INTERRUPTED
+        job.ended = job.ended or time.perf_counter()
+        report = _report(job, runtime, baseline, machine.peak_rss_bytes(), load_seconds)
+    if arguments.json:
+        print(json.dumps(report.record(with_layers=arguments.profile), indent=1))
+    else:
+        _print_report(report, with_layers=arguments.profile)
+    return status
+
+
+def _warm_up() -> None:
+    """Makes NumPy's BLAS allocate its own buffers, which are the library's and not the model's."""
+    import numpy as np
+
+    square = np.ones((256, 256), np.float32)
+    np.matmul(square, square)
+    np.matmul(square, square[0])
+
+
+def _stream(job: _Job, runtime: Runtime) -> None:
+    """Generates, and puts text on stdout as it comes unless one JSON object is asked for."""
+    from .generate import generate
+    from .sampler import Sampler
+
+    store = runtime.store
+    job.started = time.perf_counter()
+    pieces = generate(
+        runtime.decoder,
+        job.tokenizer,
+        job.prompt,
+        Sampler(job.sampling),
+        max_tokens=job.arguments.max_tokens,
+        eos_tokens=job.model.eos_tokens,
+    )
+    out = _writer(is_quiet=job.arguments.json)
+    try:
+        for piece in pieces:
+            job.ended = time.perf_counter()
+            if job.first is None:
+                job.first = job.ended
+                job.at_first = store.stats.total() if store is not None else LayerStats()
+            job.tokens.append(piece.token)
+            job.text.append(piece.text)
+            out(piece.text)
+            if piece.stop is not None:
+                job.stop = piece.stop.value
+    finally:
+        if job.text and not "".join(job.text).endswith("\n"):
+            out("\n")
+
+
+def _writer(*, is_quiet: bool) -> Callable[[str], None]:
+    if is_quiet:
+        return lambda text: None
+    encoding = sys.stdout.encoding or "utf-8"
+
+    def write(text: str) -> None:
+        # A terminal may not know every character that a model does.
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+
+    return write
+
+
+def _report(
+    job: _Job, runtime: Runtime, baseline: int | None, peak: int | None, load_seconds: float
+) -> RunReport:
+    store = runtime.store
+    if store is None:  # pragma: no cover - an open runtime has one
+        raise UsageError("store-closed", "store", "is closed", "an open store")
+    first = job.first or job.ended
+    total = store.stats.total()
+    at_first = job.at_first if job.first is not None else total
+    return RunReport(
+        prompt=job.prompt,
+        tokens=job.tokens,
+        text="".join(job.text),
+        stop=job.stop,
+        prefill=Phase(len(job.prompt), first - job.started, at_first),
+        decode=Phase(max(0, len(job.tokens) - 1), job.ended - first, total.minus(at_first)),
+        layers=store.stats.layers,
+        plan=runtime.plan,
+        config=runtime.config,
+        io=store.io_report,
+        pool=store.pool.report(),
+        backend=runtime.backend.name,
+        context=runtime.context,
+        baseline_rss_bytes=baseline,
+        peak_rss_bytes=peak,
+        load_seconds=load_seconds,
+        warnings=runtime.reader.warnings,
+    )
+
+
+def _print_budget(plan: MemoryPlan) -> None:
+    from colibri_format import format_size
+
+    text = (
+        f"no --memory given: a budget of {format_size(plan.budget_bytes)} was chosen; it holds "
+        f"{plan.n_slots} of {plan.n_blocks} experts"
+    )
+    print(text, file=sys.stderr)
+
+
+def _print_report(report: RunReport, *, with_layers: bool) -> None:
+    print(file=sys.stderr)
+    _print_pairs(report.rows(), sys.stderr)
+    if with_layers:
+        rows = profile_rows(report.layers)
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        print(file=sys.stderr)
+        for row in rows:
+            cells = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+            print("  ".join(cells), file=sys.stderr)
+    for sentence in report.advice:
+        print(f"stall: {sentence}", file=sys.stderr)
+    _print_notes(report.notes)
+
+
+def _print_pairs(rows: Sequence[tuple[str, str]], file: Any) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}", file=file)
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+@contextmanager
+def _loading_bar(*, is_quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A callback for bytes loaded, shown on a terminal's stderr when there are many."""
+    if is_quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task("loading", total=None)
+
+    def show(done: int, total: int) -> None:
+        if total >= LONG_LOAD_BYTES:
+            bar.start()
+            bar.update(task, completed=done, total=total)
+        if done >= total:
+            bar.stop()
+
+    try:
+        yield show
+    finally:
+        bar.stop()
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ColibriError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = RunConfig()
+    parser = argparse.ArgumentParser(
+        prog="colibri run",
+        description="Generate text from a .colibri file. Text goes to stdout as it comes, figures "
+        "to stderr.",
+    )
+    parser.add_argument("file", metavar="FILE", help="the .colibri file")
+    parser.add_argument("--prompt", metavar="TEXT", help="what to continue; - reads it from stdin")
+    parser.add_argument(
+        "--memory",
+        type=_size,
+        metavar="SIZE",
+        help="the budget, a hard ceiling, as 512M or 6G; default: what all experts need, within "
+        "80%% of the memory available",
+    )
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: 64")
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="positions that the KV cache holds; default: prompt and --max-tokens",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 (default) takes the likeliest token",
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=0, metavar="N", help="draw from the N likeliest; 0: all"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw from the likeliest that together reach P; default: 1",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
+    parser.add_argument(
+        "--prefetch-depth",
+        type=int,
+        choices=(0, 1, 2),
+        default=defaults.prefetch_depth,
+        help="layers ahead whose experts are read before they are asked for; "
+        f"default: {defaults.prefetch_depth}",
+    )
+    parser.add_argument(
+        "--io-threads",
+        type=int,
+        default=defaults.io_threads,
+        metavar="N",
+        help=f"threads that read; default: {defaults.io_threads}",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=defaults.batch_size,
+        metavar="N",
+        help=f"prompt tokens that pass the layers together; default: {defaults.batch_size}",
+    )
+    parser.add_argument("--backend", default=defaults.backend, help="default: %(default)s")
+    parser.add_argument("--no-verify", action="store_true", help="leave out checksums")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the memory plan and do not run"
+    )
+    parser.add_argument("--profile", action="store_true", help="what each layer did")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    return parser

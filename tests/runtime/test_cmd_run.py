@@ -1,0 +1,344 @@
+"""`colibri run` from the outside: text, figures, exit codes."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from colibri_runtime.cmd_run import main
+from helpers.random_colibri import make_model, write_random_colibri
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    """Four layers of nine experts of 41 KiB each."""
+    path = tmp_path_factory.mktemp("run") / "moe.colibri"
+    model = make_model(n_layers=4, hidden=96, width=128, n_experts=9, top_k=3)
+    write_random_colibri(path, model)
+    return path
+
+
+@pytest.fixture(scope="module")
+def dense_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "dense.colibri"
+    write_random_colibri(path, make_model(n_layers=5, hidden=96, width=192))
+    return path
+
+
+def run_json(capsys, path, *options, memory="64M", prompt="Hello", n=12):
+    status = main(
+        [
+            str(path),
+            "--prompt",
+            prompt,
+            "--memory",
+            memory,
+            "--max-tokens",
+            str(n),
+            "--json",
+            *options,
+        ]
+    )
+    out, err = capsys.readouterr()
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+def smallest(capsys, path):
+    assert main([str(path), "--dry-run", "--json", "--memory", "1G", "--context", "32"]) == 0
+    return json.loads(capsys.readouterr().out)["plan"]
+
+
+def fails(capsys, *arguments):
+    """Exit status and code of the error on stderr."""
+    status = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error[")
+    return status, err[6 : err.index("]")]
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr(capsys, model_file):
+    record = run_json(capsys, model_file)
+
+    status = main([str(model_file), "--prompt", "Hello", "--memory", "64M", "--max-tokens", "12"])
+    out, err = capsys.readouterr()
+
+    assert status == 0
+    assert out.rstrip("\n") == record["text"].rstrip("\n")
+    for word in ("hit rate", "per token", "stalled", "tokens/s", "budget of 64 MiB"):
+        assert word in err
+
+
+def test_the_record_has_every_figure(capsys, model_file):
+    record = run_json(capsys, model_file)
+
+    assert len(record["tokens"]) == 12
+    assert record["prompt_tokens"] == list(b"Hello")
+    assert record["stop"] == "max-tokens"
+    assert record["backend"] == "numpy"
+    assert record["tokens_per_s"] > 0
+    assert record["prefill_tokens_per_s"] > 0
+    assert 0 <= record["hit_rate"] <= 1
+    assert 0 <= record["stall_share"] <= 1
+    assert record["bytes_per_token"] >= 0
+    assert record["prefetch"]["depth"] == 1
+    assert record["budget_bytes"] == 64 * MIB
+    assert record["peak_memory"]["counted_bytes"] == record["plan"]["total_bytes"] <= 64 * MIB
+    assert record["io_report"]["mode"] in ("direct", "buffered")
+    assert (record["io_report"]["mode"] == "direct") == (record["io_report"]["reason"] == "")
+    assert "layers" not in record
+
+
+@pytest.mark.parametrize("depth", ["0", "1", "2"])
+def test_the_text_is_the_same_whatever_the_pool_holds(capsys, model_file, depth):
+    roomy = run_json(capsys, model_file)
+    plan = smallest(capsys, model_file)
+    tight = plan["smallest_bytes"] + 4 * plan["slot_bytes"]
+
+    record = run_json(
+        capsys, model_file, "--prefetch-depth", depth, "--context", "32", memory=str(tight)
+    )
+
+    assert record["plan"]["n_slots"] < 6
+    assert record["tokens"] == roomy["tokens"]
+
+
+def test_exactly_the_smallest_budget_works_and_a_byte_less_does_not(capsys, model_file):
+    least = smallest(capsys, model_file)["smallest_bytes"]
+    options = ["--prompt", "Hello", "--max-tokens", "12", "--context", "32"]
+
+    record = run_json(capsys, model_file, "--context", "32", memory=str(least))
+    assert record["plan"]["n_slots"] == 1
+    assert len(record["tokens"]) == 12
+    status = main([str(model_file), *options, "--memory", str(least - 1)])
+    err = capsys.readouterr().err
+
+    assert status == 2
+    assert err.startswith("error[budget-too-small]")
+    assert f"--memory {least}" in err
+
+
+def test_a_dense_model_streams_with_fewer_slots_than_layers(capsys, dense_file):
+    roomy = run_json(capsys, dense_file)
+    plan = smallest(capsys, dense_file)
+    tight = plan["smallest_bytes"] + plan["slot_bytes"] + 1024
+
+    record = run_json(capsys, dense_file, "--context", "32", memory=str(tight))
+
+    assert record["plan"]["n_slots"] == 2
+    assert record["tokens"] == roomy["tokens"]
+    assert record["prefetch"]["recall"] == 1
+
+
+def test_without_a_budget_one_is_chosen_and_told(capsys, model_file):
+    assert main([str(model_file), "--prompt", "Hello", "--max-tokens", "2"]) == 0
+
+    assert "no --memory given: a budget of" in capsys.readouterr().err
+
+
+def test_the_prompt_may_come_from_stdin(capsys, monkeypatch, model_file):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
+
+    assert run_json(capsys, model_file, prompt="-")["prompt_tokens"] == list(b"Hello")
+
+
+def test_a_dry_run_prints_the_plan_and_runs_nothing(capsys, model_file):
+    assert main([str(model_file), "--dry-run", "--memory", "16M", "--prompt", "Hello"]) == 0
+
+    out, err = capsys.readouterr()
+    assert "KV cache" in out
+    assert "smallest" in out
+    assert "69 positions" in out
+    assert "tokens/s" not in out + err
+
+
+def test_a_dry_run_says_what_works_badly(capsys, model_file):
+    least = smallest(capsys, model_file)["smallest_bytes"]
+
+    main([str(model_file), "--dry-run", "--memory", str(least), "--context", "32"])
+
+    assert "note: 1 slots are fewer than" in capsys.readouterr().err
+
+
+def test_a_profile_has_a_row_for_each_layer(capsys, model_file):
+    main([str(model_file), "--prompt", "Hello", "--memory", "64M", "--profile"])
+    err = capsys.readouterr().err
+    record = run_json(capsys, model_file, "--profile")
+
+    rows = [line.split()[0] for line in err.splitlines() if line[:5].strip().isdigit()]
+    assert rows == ["0", "1", "2", "3"]
+    assert [layer["n_fetches"] > 0 for layer in record["layers"]] == [True] * 4
+
+
+def test_sampling_repeats_with_its_seed(capsys, model_file):
+    options = ("--temperature", "1.5", "--top-k", "50", "--top-p", "0.9", "--seed", "7")
+
+    first = run_json(capsys, model_file, *options)
+    second = run_json(capsys, model_file, *options)
+
+    assert first["tokens"] == second["tokens"]
+    assert first["tokens"] != run_json(capsys, model_file)["tokens"]
+
+
+def test_generation_ends_when_the_context_is_full(capsys, model_file):
+    record = run_json(capsys, model_file, "--context", "8")
+
+    assert record["stop"] == "context"
+    assert len(record["tokens"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--context", "3"], "prompt-too-long"),
+        (["--context", "100000"], "bad-context"),
+        (["--context", "0"], "bad-option"),
+        (["--io-threads", "0"], "bad-option"),
+        (["--batch-size", "0"], "bad-option"),
+        (["--max-tokens", "0"], "bad-option"),
+        (["--temperature", "-1"], "bad-sampling"),
+        (["--backend", "abacus"], "unknown-backend"),
+        (["--memory", "1K"], "budget-too-small"),
+    ],
+)
+def test_wrong_use_exits_with_2(capsys, model_file, arguments, code):
+    assert fails(capsys, model_file, "--prompt", "Hello", "--memory", "64M", *arguments) == (
+        2,
+        code,
+    )
+
+
+def test_a_prompt_longer_than_the_model_allows_is_refused(capsys, model_file):
+    found = fails(capsys, model_file, "--memory", "64M", "--prompt", "x" * 513)
+
+    assert found == (2, "prompt-too-long")
+
+
+@pytest.mark.parametrize("arguments", [["--memory", "lots"], ["--prefetch-depth", "3"], ["--what"]])
+def test_arguments_that_do_not_parse_exit_with_2(capsys, model_file, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main([str(model_file), *arguments])
+
+    assert caught.value.code == 2
+    assert "usage: colibri run" in capsys.readouterr().err
+
+
+def test_a_missing_file_exits_with_1(capsys, tmp_path):
+    assert fails(capsys, tmp_path / "no.colibri", "--prompt", "x") == (1, "file-not-found")
+
+
+def test_a_file_that_is_none_of_ours_exits_with_1(capsys, tmp_path):
+    path = tmp_path / "a.colibri"
+    path.write_bytes(bytes(100_000))
+
+    assert fails(capsys, path, "--prompt", "x") == (1, "bad-magic")
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [
+        ({"model.json": None}, "bad-model"),
+        ({"model.json": b"{}"}, "bad-model"),
+        ({"tokenizer.json": None}, "missing-tokenizer"),
+        ({"tokenizer.json": b"{}"}, "bad-tokenizer"),
+    ],
+)
+def test_a_file_that_lacks_what_running_needs_exits_with_1(capsys, tmp_path, files, code):
+    path = tmp_path / "a.colibri"
+    model = make_model(n_layers=1, hidden=64, width=32, n_experts=2)
+    write_random_colibri(path, model, files=files)
+
+    assert fails(capsys, path, "--prompt", "x", "--memory", "64M") == (1, code)
+
+
+def damaged(tmp_path, model_file):
+    """A copy in which every block of layer 3 has a flipped bit."""
+    import colibri_format
+
+    path = tmp_path / "damaged.colibri"
+    data = bytearray(model_file.read_bytes())
+    with colibri_format.open(model_file) as reader:
+        for offset in reader.index["offset"][3]:
+            data[int(offset) + 50] ^= 16
+    path.write_bytes(data)
+    return path
+
+
+def test_a_damaged_block_exits_with_1_unless_checks_are_left_out(capsys, tmp_path, model_file):
+    path = damaged(tmp_path, model_file)
+    options = ["--prompt", "Hello", "--memory", "64M", "--max-tokens", "3"]
+
+    status = main([str(path), *options])
+    err = capsys.readouterr().err
+    assert status == 1
+    assert "error[block-checksum]" in err
+    assert f"{path}: block L3/E" in err
+    assert main([str(path), *options, "--no-verify"]) == 0
+
+
+def start(model_file, *options, **streams):
+    code = "import sys; from colibri_runtime.cmd_run import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            code,
+            str(model_file),
+            "--prompt",
+            "Hello",
+            "--memory",
+            "64M",
+            *options,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **streams,
+    )
+
+
+def test_ctrl_c_prints_what_there_is_and_exits_with_130(model_file):
+    process = start(model_file, "--max-tokens", "500", "--temperature", "1", "--seed", "1")
+    assert process.stdout.read(1)
+
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert b"ended by interrupted" in err
+    assert b"hit rate" in err
+    assert b"Traceback" not in err
+
+
+def test_a_reader_that_leaves_early_is_no_crash(model_file):
+    process = start(model_file, "--max-tokens", "500")
+    process.stdout.read(1)
+    process.stdout.close()
+
+    err = process.stderr.read()
+    process.stderr.close()
+
+    assert process.wait(timeout=30) == 1
+    assert err == b""
+
+
+def test_a_terminal_without_unicode_gets_replacements(model_file):
+    process = start(
+        model_file,
+        "--max-tokens",
+        "20",
+        "--temperature",
+        "2",
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+
+    out, err = process.communicate(timeout=30)
+
+    assert process.returncode == 0, err
+    assert out.isascii()
