@@ -1,7 +1,6 @@
 """Repacks safetensors and GGUF checkpoints into .colibri files within a memory limit."""
 
 from .api import plan, repack
-from .convert import convert
 from .errors import RepackError, SourceError
 from .facts import BlockSize, FileFacts, TypeTotal, facts_of_file, facts_of_plan
 from .families import FAMILIES, Checkpoint, Family, read_checkpoint
@@ -25,7 +24,6 @@ __all__ = [
     "SourceError",
     "SourceTensor",
     "TypeTotal",
-    "convert",
     "facts_of_file",
     "facts_of_plan",
     "open_source",

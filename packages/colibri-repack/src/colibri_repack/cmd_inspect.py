@@ -13,7 +13,7 @@ from rich.text import Text
 import colibri_format
 from colibri_format import MODEL_FILE, Layout, ModelSpec, Reader, parse_model
 
-from .cmd_shared import EXIT_OK, columns_table, facts_table, new_console, print_json, run
+from .cmd_shared import EXIT_OK, columns_table, facts_rows, new_console, print_json, print_rows, run
 from .facts import FileFacts, facts_of_file
 
 
@@ -46,10 +46,15 @@ def _layers(reader: Reader, layer: int | None) -> list[int]:
 def _blocks(reader: Reader, layers: Iterable[int]) -> list[tuple[int, int, int, int]]:
     """Layer, expert, offset and size of every present block of `layers`."""
     return [
-        (layer, expert, *map(int, reader.index[layer, expert].item()))
+        (layer, expert, *_extent(reader, layer, expert))
         for layer in layers
         for expert in np.flatnonzero(reader.index["size"][layer]).tolist()
     ]
+
+
+def _extent(reader: Reader, layer: int, expert: int) -> tuple[int, int]:
+    offset, size = reader.index[layer, expert].item()
+    return int(offset), int(size)
 
 
 def _segments(layout: Layout | None) -> list[dict[str, Any]]:
@@ -125,9 +130,7 @@ def _print(
     layers: list[int],
     arguments: argparse.Namespace,
 ) -> None:
-    table = facts_table(facts)
-    table.add_row("uuid", str(reader.uuid))
-    console.print(table)
+    print_rows([*facts_rows(facts), ("uuid", str(reader.uuid))])
     table = columns_table("layers", "experts", "segment", "dtype", "shape", "at", "bytes")
     for first, last in _runs(reader, layers):
         layout = reader.layout(first)
@@ -164,7 +167,7 @@ def _print(
         console.print()
         console.print(table)
     for warning in reader.warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"))
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
 
 def _runs(reader: Reader, layers: list[int]) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from colibri_format import format_size
@@ -14,9 +13,10 @@ from colibri_format import format_size
 from .api import plan, repack
 from .cmd_shared import (
     EXIT_OK,
-    facts_table,
+    facts_rows,
     new_console,
     print_json,
+    print_rows,
     progress_bar,
     run,
     size_argument,
@@ -57,25 +57,25 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
     if arguments.json:
         print_json(report.to_record())
     else:
-        _print_report(new_console(), report)
+        _print_report(report)
     return EXIT_OK
 
 
-def _print_report(console: Console, report: RepackReport) -> None:
-    table = facts_table(report.facts)
-    table.add_row("quantisation", report.quant)
+def _print_report(report: RepackReport) -> None:
+    rows = [*facts_rows(report.facts), ("quantisation", report.quant)]
     if report.seconds is not None and report.bytes_per_second is not None:
         rate = format_size(int(report.bytes_per_second))
-        table.add_row("time", f"{report.seconds:.1f} s, {rate}/s")
-        table.add_row("written to", str(report.output))
+        rows.append(("time", f"{report.seconds:.1f} s, {rate}/s"))
+        rows.append(("written to", str(report.output)))
     else:
-        table.add_row("peak memory", f"about {format_size(report.peak_memory_bytes)}")
-        table.add_row("written to", "nothing: --dry-run")
-    console.print(table)
+        rows.append(("peak memory", f"about {format_size(report.peak_memory_bytes)}"))
+        rows.append(("written to", "nothing: --dry-run"))
+    print_rows(rows)
+    console = new_console()
     for note in report.notes:
-        console.print(Text(f"note: {note}"))
+        console.print(Text(f"note: {note}"), soft_wrap=True)
     for warning in report.warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"))
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
 
 def _parser() -> argparse.ArgumentParser:

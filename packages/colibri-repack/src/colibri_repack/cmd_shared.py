@@ -28,6 +28,7 @@ EXIT_OK: Final = 0
 EXIT_DATA: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+_FILE_WIDTH: Final = 200
 _USAGE_CODES: Final = frozenset(
     {"bad-size", "bad-alignment", "bad-quant", "no-such-layer", "output-is-input"}
 )
@@ -105,47 +106,55 @@ class _Lines:
 
 
 def new_console() -> Console:
-    """A console on stdout as it is now; tables keep their width when it is no terminal."""
-    console = Console(highlight=False, soft_wrap=True)
-    return console
+    """A console on stdout as it is now; wide where there is no terminal to fit into."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
-def facts_table(facts: FileFacts) -> Table:
-    """The facts of a file, a line each."""
-    table = pairs_table()
+def facts_rows(facts: FileFacts) -> list[tuple[str, str]]:
+    """The facts of a file as names and values."""
+    is_moe = facts.n_experts > 1
     moe = f"{facts.n_experts} a layer, top-{facts.top_k}"
-    table.add_row("family", facts.family)
-    table.add_row("layers", str(facts.n_layers))
-    table.add_row("experts", moe if facts.n_experts > 1 else "dense model: 1 a layer")
-    for block in facts.block_sizes:
-        table.add_row(
+    rows = [
+        ("family", facts.family),
+        ("layers", str(facts.n_layers)),
+        ("experts", moe if is_moe else "1 a layer, top-1: a dense model"),
+    ]
+    rows += [
+        (
             "block",
             f"{format_size(block.size)} ({block.size} bytes, {block.padded} padded) "
             f"in layers {_ranges(block.layers)}",
         )
-    table.add_row("blocks", f"{facts.n_blocks}, {format_size(facts.block_bytes)}")
-    table.add_row("block alignment", format_size(facts.alignment))
-    table.add_row("padding", f"{facts.padding_share:.2%} of the blocks' space")
-    table.add_row("index", format_size(facts.index_bytes))
-    table.add_row("read per token", f"{format_size(facts.token_bytes)} when no expert is resident")
-    table.add_row("dense tensors", format_size(facts.dense_bytes))
-    for name, total in facts.types.items():
-        table.add_row(
+        for block in facts.block_sizes
+    ]
+    rows += [
+        ("blocks", f"{facts.n_blocks}, {format_size(facts.block_bytes)}"),
+        ("alignment", format_size(facts.alignment)),
+        ("padding", f"{facts.padding_share:.2%} of the blocks' space"),
+        ("index", format_size(facts.index_bytes)),
+        ("read per token", f"{format_size(facts.token_bytes)} when no expert is resident"),
+        ("dense tensors", format_size(facts.dense_bytes)),
+    ]
+    rows += [
+        (
             f"type {name}",
             f"{total.dense_tensors} dense tensors {format_size(total.dense_bytes)}, "
             f"{total.segments} segments {format_size(total.segment_bytes)}",
         )
-    table.add_row("embedded files", format_size(facts.embedded_bytes))
-    table.add_row("file", f"{format_size(facts.file_size)} ({facts.file_size} bytes)")
-    return table
+        for name, total in facts.types.items()
+    ]
+    rows += [
+        ("embedded files", format_size(facts.embedded_bytes)),
+        ("file", f"{format_size(facts.file_size)} ({facts.file_size} bytes)"),
+    ]
+    return rows
 
 
-def pairs_table() -> Table:
-    """An empty table of names and values."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    return table
+def print_rows(rows: list[tuple[str, str]]) -> None:
+    """Names and values, a line each, never folded: paths stay whole."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
 
 
 def columns_table(*columns: str) -> Table:

@@ -51,9 +51,13 @@ def _verify(arguments: argparse.Namespace) -> int:
     for damage in damages:
         print(f"error[{damage.code}]: {arguments.file}: {_place(damage)}", file=sys.stderr)
     rate = format_size(int(n_bytes / seconds)) if seconds else "-"
-    verdict = f"{len(damages)} places are damaged" if damages else "sound"
+    verdict = f"damaged in {_places(len(damages))}" if damages else "sound"
     print(f"{arguments.file}: {verdict}; {format_size(n_bytes)} checked, {rate}/s")
     return EXIT_DATA if damages else EXIT_OK
+
+
+def _places(n: int) -> str:
+    return "1 place" if n == 1 else f"{n} places"
 
 
 def _place(damage: Damage) -> str:
