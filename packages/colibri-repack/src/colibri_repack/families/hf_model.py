@@ -18,7 +18,20 @@ from .members import MAX_EXPERTS, MAX_LAYERS, Members
 
 GENERATION_CONFIG: Final = "generation_config.json"
 _EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_ROPE_TYPES: Final = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+# What each kind of scaling cannot do without (modeling_rope_utils.py, the validating functions).
+_ROPE_NUMBERS: Final[dict[str, tuple[str, ...]]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("original_max_position_embeddings",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
 
 
 def read_hf_model(source: Source, family: Family) -> ModelSpec:
@@ -121,14 +134,17 @@ def _rope(config: Members, family: Family, head_dim: int, context_length: int) -
         n_dims = int(head_dim * share)
     if theta is None:
         overlay = config
-    if kind not in _ROPE_TYPES:
-        raise config.unsupported(f"{name}.rope_type", kind, f"one of {', '.join(_ROPE_TYPES)}")
+    if not isinstance(kind, str) or kind not in _ROPE_NUMBERS:
+        raise config.unsupported(f"{name}.rope_type", kind, f"one of {', '.join(_ROPE_NUMBERS)}")
     scaling: dict[str, Any] | None = None
     if kind != "default":
         numbers = {k: v for k, v in values.items() if v is not None}
         if kind in ("llama3", "yarn", "longrope", "dynamic"):
             original = config.raw("original_max_position_embeddings") or context_length
             numbers.setdefault("original_max_position_embeddings", original)
+        checked = Members({f"{name}.{k}": v for k, v in numbers.items()}, config.where, f"{name}.")
+        for member in _ROPE_NUMBERS[kind]:
+            checked.number(member)
         scaling = {"type": kind, **numbers}
     return RopeSpec(
         theta=overlay.number("rope_theta", default=family.default_rope_theta),

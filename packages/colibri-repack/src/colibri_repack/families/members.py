@@ -58,9 +58,13 @@ class Members:
     def number(self, *names: str, default: float | None = None) -> float:
         """A finite number above 0."""
         name, value = self._find(names, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type,operator]
+        try:
+            number = float(value) if type(value) in (int, float) else math.nan  # type: ignore[arg-type]
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number) or number <= 0:
             raise self.bad(name, value, "a finite number above 0")
-        return float(value)  # type: ignore[arg-type]
+        return number
 
     def flag(self, *names: str, default: bool) -> bool:
         """True or false."""
