@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .backend import Floats
 from .kv_cache import KvCache
@@ -53,27 +54,43 @@ def attend(
         for head in range(0, n_kv_heads, n_together):
             heads = slice(head, head + n_together)
             of_group = slice(head * n_group, (head + n_together) * n_group)
-            grouped = queries[begin:end, of_group].reshape(end - begin, n_together, n_group, -1)
-            asked = np.ascontiguousarray(grouped.transpose(1, 2, 0, 3))
-            asked *= 1 / math.sqrt(head_dim)
-            asked = asked.reshape(n_together, -1, head_dim)
-            k = keys[heads].astype(np.float32, copy=False)
-            scores = np.matmul(asked, k.transpose(0, 2, 1))
-            if hidden is not None:
-                scores.reshape(n_together, n_group, end - begin, -1)[:, :, hidden] = -np.inf
-            scores -= scores.max(axis=-1, keepdims=True)
-            np.exp(scores, out=scores)
-            total = scores.sum(axis=-1, keepdims=True)
-            mixed = np.matmul(scores, values[heads].astype(np.float32, copy=False))
-            mixed /= total
-            mixed = mixed.reshape(n_together * n_group, end - begin, head_dim)
-            out[begin:end, of_group] = mixed.transpose(1, 0, 2)
+            out[begin:end, of_group] = _mix(
+                queries[begin:end, of_group], keys[heads], values[heads], hidden
+            )
     return out.reshape(n_tokens, n_heads * head_dim)
+
+
+def _mix(
+    queries: Floats,
+    keys: NDArray[np.floating],
+    values: NDArray[np.floating],
+    hidden: NDArray[np.bool_] | None,
+) -> Floats:
+    """`(n_queries, n_heads, head_dim)` for a few key/value heads and the queries that read them.
+
+    A function of its own so that its scores are freed before the next ones are allocated.
+    """
+    n_queries, n_heads, head_dim = queries.shape
+    n_kv_heads, n_positions, _ = keys.shape
+    n_group = n_heads // n_kv_heads
+    grouped = queries.reshape(n_queries, n_kv_heads, n_group, head_dim).transpose(1, 2, 0, 3)
+    asked = np.multiply(grouped, np.float32(1 / math.sqrt(head_dim)), order="C")
+    asked = asked.reshape(n_kv_heads, n_group * n_queries, head_dim)
+    scores = np.matmul(asked, keys.astype(np.float32, copy=False).transpose(0, 2, 1))
+    if hidden is not None:
+        by_query = scores.reshape(n_kv_heads, n_group, n_queries, n_positions)
+        np.copyto(by_query, -np.inf, where=hidden)
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    mixed = np.matmul(scores, values.astype(np.float32, copy=False))
+    mixed /= scores.sum(axis=-1, keepdims=True)
+    by_head: Floats = mixed.reshape(n_heads, n_queries, head_dim).transpose(1, 0, 2)
+    return by_head
 
 
 def _hidden(
     first: int, n_queries: int, start: int, stop: int, sliding_window: int | None
-) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]] | None:
+) -> NDArray[np.bool_] | None:
     """`(n_queries, stop - start)`: which positions a query must not see; None when it sees all."""
     if n_queries == 1:
         return None

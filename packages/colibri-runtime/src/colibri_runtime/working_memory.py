@@ -52,8 +52,9 @@ def working_bytes(
     network = 4 * batch_size * (2 * max(sizes) + 2 * hidden)
     routing = 8 * batch_size * n_experts * 4 + 4 * batch_size * hidden
     experts = 4 * batch_size * top_k * (hidden + 8) * 2
-    head = 4 * model.vocab_size * min(n_logits, batch_size) + 4 * model.vocab_size * n_logits
+    head = 4 * model.vocab_size * min(n_logits, batch_size)
+    result = 4 * model.vocab_size * n_logits
     workspace = backend.workspace_bytes + _LONG_ROW_FACTOR * 4 * row
     largest = max(attention, network + routing + experts, head)
     # The stream itself, its norm, and the norm's temporaries.
-    return 4 * stream + largest + workspace + _SLACK
+    return result + 4 * stream + largest + workspace + _SLACK
