@@ -23,6 +23,9 @@ SLOT_OVERHEAD: Final = 1024
 THREAD_BYTES: Final = 64 * 1024
 """What an I/O thread touches of its stack and of its own malloc arena (measured below 20 KB)."""
 
+FIXED_BYTES: Final = 2**20
+"""Python objects of reader, weights and decoder, whatever the model's size (measured 0.6 MB)."""
+
 DEFAULT_SHARE: Final = 0.8
 """Share of the memory that is available which is taken when no budget is given."""
 
@@ -56,7 +59,7 @@ class MemoryPlan:
     """A budget's division in bytes; `total_bytes` never exceeds `budget_bytes`.
 
     `pool_bytes` includes what the alignment of the pool may lose, `overhead_bytes` the index, the
-    I/O threads and the bookkeeping of slots. `smallest_bytes` is the least budget that works,
+    I/O threads and Python's own objects. `smallest_bytes` is the least budget that works,
     `largest_bytes` the most that can be used: there every block has a slot.
     """
 
@@ -185,4 +188,4 @@ def index_bytes(shape: Sequence[int]) -> int:
 
 
 def _overhead(needs: MemoryNeeds, n_slots: int, io_threads: int) -> int:
-    return needs.index_bytes + io_threads * THREAD_BYTES + n_slots * SLOT_OVERHEAD
+    return FIXED_BYTES + needs.index_bytes + io_threads * THREAD_BYTES + n_slots * SLOT_OVERHEAD

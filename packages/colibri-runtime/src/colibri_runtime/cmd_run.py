@@ -7,8 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,8 +29,6 @@ EXIT_OK: Final = 0
 EXIT_DATA: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
-LONG_LOAD_BYTES: Final = 256 * 2**20
-"""Bytes of dense tensors from which loading shows a bar."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _tell("os-error", error, EXIT_DATA)
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -169,6 +167,7 @@ class _Job:
 
 def _generate(job: _Job, reader: Any) -> int:
     from . import machine
+    from .cmd_progress import ProgressBars
     from .runtime import Runtime
 
     arguments = job.arguments
@@ -177,9 +176,12 @@ def _generate(job: _Job, reader: Any) -> int:
     machine.reset_peak_rss()
     baseline = machine.rss_bytes()
     load_started = time.perf_counter()
+    bars = ProgressBars(
+        len(job.prompt), job.model.n_layers, is_shown=False if arguments.json else None
+    )
     with (
-        _loading_bar(is_quiet=arguments.json) as progress,
-        Runtime(reader, job.config, progress=progress) as runtime,
+        bars,
+        Runtime(reader, job.config, progress=bars.loaded, observer=bars) as runtime,
     ):
         load_seconds = time.perf_counter() - load_started
         if arguments.memory is None and not arguments.json:
@@ -228,7 +230,7 @@ def _stream(job: _Job, runtime: Runtime) -> None:
             job.ended = time.perf_counter()
             if job.first is None:
                 job.first = job.ended
-                job.at_first = store.stats.total() if store is not None else LayerStats()
+                job.at_first = store.stats.total()
             job.tokens.append(piece.token)
             job.text.append(piece.text)
             out(piece.text)
@@ -256,8 +258,6 @@ def _report(
     job: _Job, runtime: Runtime, baseline: int | None, peak: int | None, load_seconds: float
 ) -> RunReport:
     store = runtime.store
-    if store is None:  # pragma: no cover - an open runtime has one
-        raise UsageError("store-closed", "store", "is closed", "an open store")
     first = job.first or job.ended
     total = store.stats.total()
     at_first = job.at_first if job.first is not None else total
@@ -316,46 +316,6 @@ def _print_pairs(rows: Sequence[tuple[str, str]], file: Any) -> None:
 def _print_notes(notes: Sequence[str]) -> None:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-
-
-@contextmanager
-def _loading_bar(*, is_quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A callback for bytes loaded, shown on a terminal's stderr when there are many."""
-    if is_quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    task = bar.add_task("loading", total=None)
-
-    def show(done: int, total: int) -> None:
-        if total >= LONG_LOAD_BYTES:
-            bar.start()
-            bar.update(task, completed=done, total=total)
-        if done >= total:
-            bar.stop()
-
-    try:
-        yield show
-    finally:
-        bar.stop()
 
 
 def _size(text: str) -> int:

@@ -75,8 +75,7 @@ def explain_stall(
         reasons.append(
             f"{1 - stats.hit_rate:.0%} of the experts asked for had to be read: the pool holds "
             f"{plan.n_slots} of {plan.n_blocks}. More memory is the surest cure; with "
-            f"--memory {format_size(plan.largest_bytes).replace(' ', '')} or above nothing is "
-            "read twice."
+            f"--memory {-(-plan.largest_bytes // 2**20)}M or above nothing is read twice."
         )
     elif stats.n_misses + stats.n_lates:
         reasons.append(

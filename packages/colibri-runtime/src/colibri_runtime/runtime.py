@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,6 +19,7 @@ from colibri_format import (
     ModelSpec,
     Reader,
     UsageError,
+    format_size,
     parse_model,
 )
 
@@ -101,20 +104,33 @@ def choose_context(model: ModelSpec, context: int | None, where: str) -> int:
     return context
 
 
-def plan_run(needs: MemoryNeeds, config: RunConfig) -> MemoryPlan:
+def plan_run(
+    needs: MemoryNeeds,
+    config: RunConfig,
+    available: Callable[[], int | None] = available_bytes,
+) -> MemoryPlan:
     """How the budget is divided; without one, a budget that suits the machine is chosen.
+
+    A budget above what is available is kept, and noted in the plan.
 
     Raises:
         BudgetError: `budget-too-small`.
         UsageError: `no-memory-figure`.
     """
-    available = available_bytes()
+    free = available()
     budget = config.memory_bytes
     if budget is None:
-        budget = default_budget(needs, available, io_threads=config.io_threads)
-    return plan_memory(
+        budget = default_budget(needs, free, io_threads=config.io_threads)
+    plan = plan_memory(
         budget, needs, prefetch_depth=config.prefetch_depth, io_threads=config.io_threads
     )
+    if free is None or plan.total_bytes <= free:
+        return plan
+    note = (
+        f"{format_size(plan.total_bytes)} are planned and only {format_size(free)} of memory "
+        "are available: the system may end the run"
+    )
+    return replace(plan, notes=(*plan.notes, note))
 
 
 class Runtime:
@@ -137,8 +153,8 @@ class Runtime:
     ) -> None:
         self.reader = reader
         self.config = config
-        self.store: Store | None = None
-        try:
+        with ExitStack() as stack:
+            stack.callback(reader.close)
             self.model = read_model(reader)
             self.backend = load_backend(config.backend)
             self.context = choose_context(self.model, config.context, str(reader.path))
@@ -147,7 +163,7 @@ class Runtime:
             file = _Counted(reader, needs.dense_bytes, progress) if progress else reader
             self.weights: Weights = load_weights(file, self.model, self.backend)
             self.kv_cache = KvCache(self.model, self.context)
-            self.store = open_store(reader, self.plan, config)
+            self.store = stack.enter_context(open_store(reader, self.plan, config))
             self.decoder = Decoder(
                 self.model,
                 self.weights,
@@ -158,9 +174,7 @@ class Runtime:
                 batch_size=config.batch_size,
                 observer=observer,
             )
-        except BaseException:
-            self.close()
-            raise
+            self._owned = stack.pop_all()
 
     @classmethod
     def open(
@@ -178,9 +192,7 @@ class Runtime:
 
     def close(self) -> None:
         """Ends all reads and gives memory and files back; a second call does nothing."""
-        if self.store is not None:
-            self.store.close()
-        self.reader.close()
+        self._owned.close()
 
     def __enter__(self) -> Self:
         return self
