@@ -53,3 +53,7 @@ def test_safetensors_without_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(encode({}))
 
     assert code_of(tmp_path) == "missing-config"
+
+
+def test_device_is_no_file() -> None:
+    assert code_of(Path("/dev/null")) == "not-a-file"

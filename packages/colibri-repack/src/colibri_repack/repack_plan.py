@@ -28,9 +28,11 @@ from .quantise import Q8_0_ELEMENTS, Quant
 from .sources import EmbeddedFile, Source
 
 TILE_BYTES: Final = 8 * 2**20
-# Interpreter, NumPy and modules (measured), one tile and what a conversion of its own, smaller
-# tiles holds in intermediate arrays.
-_WORKING_BYTES: Final = 128 * 2**20
+# Measured, rounded up: interpreter, NumPy, modules and the arrays of a conversion; a parsed and
+# encoded vocabulary by the bytes of its file; a tensor's entry, slice and job.
+_WORKING_BYTES: Final = 64 * 2**20
+_PER_EMBEDDED_BYTE: Final = 10
+_PER_PART_BYTES: Final = 2048
 MAX_GOOD_PADDING: Final = 0.05
 MAX_GOOD_INDEX: Final = 100 * 2**20
 MIN_ALIGNMENT: Final = 4096
@@ -149,14 +151,21 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
     notes = list(source.notes) + list(checkpoint.notes) + plan_part.notes()
     if checkpoint.dropped:
         notes.append(f"left out, engines compute it: {_some(checkpoint.dropped)}")
-    header_bytes = 2 * (file.index_bytes + sum(f.size for f in embedded))
+    n_parts = len(dense) + sum(len(job.parts) for job in blocks)
+    peak = (
+        _WORKING_BYTES
+        + TILE_BYTES
+        + _PER_EMBEDDED_BYTE * sum(item.size for item in embedded)
+        + _PER_PART_BYTES * n_parts
+        + 2 * file.index_bytes
+    )
     return RepackPlan(
         checkpoint=checkpoint,
         options=options,
         file=file,
         jobs=jobs,
         payload_bytes=sum(_job_bytes(job) for job in jobs),
-        peak_memory_bytes=_WORKING_BYTES + TILE_BYTES + header_bytes,
+        peak_memory_bytes=peak,
         notes=tuple(notes),
         warnings=tuple(_warnings(file, plan_file)),
     )
