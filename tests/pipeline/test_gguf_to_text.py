@@ -1,0 +1,94 @@
+"""From the demo GGUF through a `.colibri` file to the text llama.cpp gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import colibri_format
+from colibri_repack import repack
+from colibri_runtime.config import RunConfig
+from colibri_runtime.generate import generate
+from colibri_runtime.runtime import Runtime
+from colibri_runtime.sampler import Sampler, SamplingSpec
+from colibri_runtime.tokenizer import load_tokenizer
+from helpers.gguf_model import gguf_model
+from helpers.llamacpp import perplexity
+from helpers.llamacpp_compare import greedy_disagreements, log_probabilities
+from helpers.memory_model import memory_decoder
+from helpers.oracle_texts import PROMPTS
+
+ROOT = Path(__file__).parent.parent.parent
+DEMO = ROOT / "packages/colibri-bench/src/colibri_bench/data/hummingbird-21m-moe.q8_0.gguf"
+CONFIG = RunConfig(memory_bytes=20 * 2**20, context=160)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("demo") / "demo.colibri"
+    repack(DEMO, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((ROOT / "tests/fixtures/llamacpp.json").read_text())
+    return record["demo"]
+
+
+def test_text_is_that_of_llamacpp_under_a_small_budget(
+    packed: Path, recorded: dict[str, Any]
+) -> None:
+    with Runtime.open(packed, CONFIG) as runtime:
+        tokenizer = load_tokenizer(runtime.reader)
+        assert runtime.plan.n_slots < runtime.plan.n_blocks / 2
+        for prompt, run in zip(PROMPTS, recorded["twin"]["greedy"], strict=True):
+            runtime.kv_cache.truncate(0)
+            sampler = Sampler(SamplingSpec())
+            tokens = tokenizer.encode(prompt)
+            pieces = list(generate(runtime.decoder, tokenizer, tokens, sampler, max_tokens=48))
+
+            assert [piece.token for piece in pieces] == run["tokens"]
+            assert "".join(p.text for p in pieces) == tokenizer.decode(run["tokens"])
+
+
+@pytest.mark.parametrize(("kind", "margin"), [("twin", 0.0), ("stored", 0.06)])
+def test_choices_differ_at_near_ties_alone(
+    packed: Path, recorded: dict[str, Any], kind: str, margin: float
+) -> None:
+    with Runtime.open(packed, CONFIG) as runtime:
+        found = greedy_disagreements(runtime.decoder, recorded[kind]["greedy"])
+
+    assert all(d.their_lead < margin and d.our_lead < margin for d in found)
+
+
+@pytest.mark.parametrize("kind", ["twin", "stored"])
+def test_perplexity_is_within_half_a_percent(
+    packed: Path, recorded: dict[str, Any], kind: str
+) -> None:
+    with Runtime.open(packed, CONFIG) as runtime:
+        ours = log_probabilities(runtime.decoder, recorded["passage_tokens"])
+
+    theirs = perplexity(recorded[kind]["log_probabilities"])
+    assert perplexity(list(ours)) == pytest.approx(theirs, rel=5e-3)
+
+
+def test_repacking_changes_no_bit_of_the_logits(packed: Path, recorded: dict[str, Any]) -> None:
+    tokens = recorded["passage_tokens"][:40]
+    with Runtime.open(packed, CONFIG) as runtime:
+        logits = runtime.decoder.forward(tokens)
+
+    np.testing.assert_array_equal(logits, memory_decoder(gguf_model(DEMO)).forward(tokens))
+
+
+def test_the_embedded_keys_give_the_tokenizer_of_the_gguf(
+    packed: Path, recorded: dict[str, Any]
+) -> None:
+    with colibri_format.open(packed) as reader:
+        tokenizer = load_tokenizer(reader)
+
+    assert tokenizer.encode(PROMPTS[0]) == recorded["twin"]["greedy"][0]["prompt_tokens"]
