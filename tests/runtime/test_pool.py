@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from colibri_format import UsageError
+from colibri_format import StorageError, UsageError
 from colibri_runtime.pool import HUGE_PAGE, Pool, huge_bytes, pool_bytes
 
 
@@ -68,6 +68,14 @@ def test_odd_slots_are_refused(n_slots, slot_bytes):
         Pool(n_slots, slot_bytes)
 
     assert caught.value.code == "bad-slots"
+
+
+def test_a_pool_that_no_address_space_holds_is_refused():
+    with pytest.raises(StorageError) as caught:
+        Pool(2**31, 2**18)
+
+    assert caught.value.code == "out-of-memory"
+    assert caught.value.errno is not None
 
 
 def test_a_pool_may_be_empty():

@@ -22,7 +22,9 @@ def test_quotas_and_transit_use_every_slot_and_leave_one_to_move_in(n_slots, blo
     assert plan.n_transit >= 1 or n_slots >= sum(blocks)
     assert 0 <= plan.n_prefetch <= max(depth * top_k, 0)
     if n_slots < sum(blocks):
-        assert plan.n_prefetch <= plan.n_transit // 2
+        demand = min(top_k, max(blocks))
+        room = plan.n_transit - plan.n_prefetch
+        assert room >= min(demand, (plan.n_transit + 1) // 2)
         spread = [q for q, n in zip(plan.quotas, blocks, strict=True) if q < n]
         assert not spread or max(spread) - min(spread) <= 1
 
@@ -56,6 +58,12 @@ def test_a_plan_that_works_badly_says_so(n_slots, word):
     plan = plan_slots(n_slots=n_slots, blocks_per_layer=[16] * 4, top_k=4)
 
     assert word in " ".join(plan.notes)
+
+
+def test_two_layers_ahead_may_both_be_read_ahead():
+    plan = plan_slots(n_slots=20, blocks_per_layer=[1] * 30, top_k=1, prefetch_depth=2)
+
+    assert (plan.n_transit, plan.n_prefetch) == (3, 2)
 
 
 def test_a_pool_all_in_transit_says_so():

@@ -47,7 +47,7 @@ class Pool:
 
     Raises:
         UsageError: `bad-slots` unless `slot_bytes` is a multiple of 4096.
-        StorageError: when the kernel gives no such mapping.
+        StorageError: `out-of-memory` when the kernel gives no such mapping.
     """
 
     def __init__(self, n_slots: int, slot_bytes: int) -> None:
@@ -77,8 +77,13 @@ class Pool:
             # Python's default is MAP_SHARED, which the kernel backs by shmem: no huge pages there.
             self._map = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise StorageError.of(
-                error, "pool", f"mapping {size + HUGE_PAGE} bytes", "give a smaller --memory"
+            raise StorageError(
+                "out-of-memory",
+                "pool",
+                f"the system maps no {size + HUGE_PAGE} bytes: {error.strerror}",
+                "memory for every slot",
+                "give a smaller --memory",
+                errno=error.errno,
             ) from error
         whole = np.frombuffer(self._map, np.uint8)
         start = -int(whole.__array_interface__["data"][0]) % HUGE_PAGE

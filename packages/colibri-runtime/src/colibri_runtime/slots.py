@@ -66,7 +66,8 @@ def plan_slots(
     n_transit = min(demand * (1 + prefetch_depth), max(2, n_slots // 4), n_slots)
     quotas = _spread(n_slots - n_transit, blocks_per_layer)
     n_transit = n_slots - sum(quotas)
-    n_prefetch = min(prefetch_depth * demand, n_transit // 2)
+    # What is read ahead leaves room for a whole demand, or for half of one that is cut short.
+    n_prefetch = min(prefetch_depth * demand, max(n_transit // 2, n_transit - demand))
     return SlotPlan(
         n_slots, quotas, n_transit, n_prefetch, _notes(n_slots, quotas, demand, prefetch_depth)
     )
