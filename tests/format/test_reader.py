@@ -54,7 +54,7 @@ def test_reader_gives_back_everything_that_was_written(path: Path) -> None:
             assert file.tensor(name).read().tobytes() == written[f"tensor {name}"]
         for name in file.files:
             assert file.read_file(name) == written[f"file {name}"]
-        assert file.metadata == {"source": ["é", 1, True, None], "tool": "test"}
+        assert file.metadata == {"source": ["é", 1, True, None], "tool": "vectors"}
         assert file.warnings == ()
         assert file.verify() == []
 

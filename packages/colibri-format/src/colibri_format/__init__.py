@@ -1,6 +1,7 @@
 """The `.colibri` expert-block file: one aligned, checksummed block for each expert."""
 
 from .checksum import checksum
+from .diff import Difference, diff_files
 from .dtypes import DTYPES, DTYPES_BY_GGML_ID, DType
 from .errors import ColibriError, FormatCode, FormatError, StorageError, UsageError
 from .interleave import can_interleave, deinterleave, interleave
@@ -16,6 +17,7 @@ from .layout import (
     Segment,
     SegmentSpec,
     TensorSpec,
+    Volume,
     block_seed,
     round_up,
 )
@@ -23,6 +25,7 @@ from .model import MODEL_FILE, ModelSpec, MoeSpec, RopeSpec, parse_model
 from .plan import FilePlan, block_padding, plan_layout
 from .reader import Expert, Reader, Tensor
 from .reader import open_file as open
+from .repair import Restored, describe_loss, repair
 from .units import format_size, parse_size
 from .verify import Damage
 from .writer import Sink, Writer
@@ -36,6 +39,7 @@ __all__ = [
     "DType",
     "Damage",
     "DenseTensor",
+    "Difference",
     "Expert",
     "Extent",
     "FileEntry",
@@ -48,6 +52,7 @@ __all__ = [
     "ModelSpec",
     "MoeSpec",
     "Reader",
+    "Restored",
     "Role",
     "RopeSpec",
     "Segment",
@@ -57,17 +62,21 @@ __all__ = [
     "Tensor",
     "TensorSpec",
     "UsageError",
+    "Volume",
     "Writer",
     "block_padding",
     "block_seed",
     "can_interleave",
     "checksum",
     "deinterleave",
+    "describe_loss",
+    "diff_files",
     "format_size",
     "interleave",
     "open",
     "parse_model",
     "parse_size",
     "plan_layout",
+    "repair",
     "round_up",
 ]

@@ -51,12 +51,15 @@ COPIED_REGIONS: Final = tuple(region for region in Region if region is not Regio
 
 
 class Incompat(IntFlag):
-    """Features that a reader must know to read the file; all reserved in version 1.0."""
+    """Features that a reader must know to read the file (spec, section 15)."""
 
     MIXED_LAYOUTS = 1
     STRIPED = 2
     ZSTD_BLOCKS = 4
     SHARED_POOL = 8
+
+
+KNOWN_INCOMPAT: Final = Incompat.MIXED_LAYOUTS | Incompat.STRIPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +233,14 @@ def parse_superblock(page: bytes, where: str) -> Superblock:
 
 
 def _check_features(incompat: int, where: str) -> None:
-    known = {int(feature): feature.name for feature in Incompat}
-    if incompat:
-        bits = [known.get(1 << n) or f"bit {n}" for n in range(64) if incompat >> n & 1]
+    names = {int(feature): feature.name for feature in Incompat}
+    if unknown := incompat & ~int(KNOWN_INCOMPAT):
+        bits = [names.get(1 << n) or f"bit {n}" for n in range(64) if unknown >> n & 1]
         raise FormatError(
             FormatCode.UNSUPPORTED_FEATURE,
             f"{where}: superblock",
             f"the file uses {', '.join(str(bit) for bit in bits)}",
-            "this reader knows no incompatible feature",
+            "this reader knows MIXED_LAYOUTS and STRIPED",
             "update colibri-format",
         )
 
@@ -284,8 +287,8 @@ def _check_regions(block: Superblock, where: str) -> None:
     fixed = {
         Region.INDEX: 16 * entries,
         Region.CHECKSUMS: 8 * entries,
-        Region.EXPERT_LAYOUTS: 0,
-        Region.VOLUME_MAP: 0,
+        Region.EXPERT_LAYOUTS: 2 * entries * bool(block.incompat & Incompat.MIXED_LAYOUTS),
+        Region.VOLUME_MAP: 2 * entries * bool(block.incompat & Incompat.STRIPED),
     }
     lengths = {region: block.regions[region].length for region in Region}
     for region, length in lengths.items():

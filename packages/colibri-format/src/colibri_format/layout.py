@@ -22,6 +22,8 @@ MAX_RANK: Final = 4
 MAX_NAME_BYTES: Final = 255
 MAX_SIZE: Final = 2**62
 INTERLEAVE: Final = 16
+NO_LAYOUT: Final = 0xFFFF
+MAX_VOLUMES: Final = 1_024
 
 
 class Role(IntEnum):
@@ -177,3 +179,17 @@ class Extent:
 
     offset: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A further file that holds blocks: recognised by `digest`, called `label` (spec, 7.7)."""
+
+    label: str
+    data: Extent
+    digest: bytes = bytes(16)
+
+    @property
+    def file_size(self) -> int:
+        """Exact size in bytes: header page, data region, header page."""
+        return self.data.offset + self.data.size + PAGE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .canonical import encode_canonical
 from .dtypes import DType
 from .errors import UsageError
-from .header import Region, check_geometry, place_regions
+from .header import Incompat, Region, check_geometry, place_regions
 from .interleave import can_interleave
 from .layout import (
     INDEX_DTYPE,
@@ -21,7 +21,10 @@ from .layout import (
     MAX_NAME_BYTES,
     MAX_RANK,
     MAX_SIZE,
+    MAX_VOLUMES,
     MIN_ALIGN_LOG2,
+    NO_LAYOUT,
+    PAGE,
     SEGMENT_ALIGNMENT,
     DenseTensor,
     Extent,
@@ -31,21 +34,29 @@ from .layout import (
     Layout,
     SegmentSpec,
     TensorSpec,
+    Volume,
     round_up,
 )
-from .tables import Tables, encode_tables, is_plain_name
+from .tables import MIXED, Tables, encode_tables, is_plain_name
+
+LayerLayout: TypeAlias = Layout | Sequence[Layout | None] | None
+"""What a layer's blocks look like: one layout, none (no experts), or one for each expert."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilePlan:
-    """A whole file as extents; `index` has `INDEX_DTYPE` and shape `(n_layers, n_experts)`.
+    """A whole file as extents.
 
-    Checksums of `tensors` and `files` are 0: only a writer knows them.
+    `index` has `INDEX_DTYPE`, `expert_layouts` (numbers of `layouts`, `NO_LAYOUT` where absent)
+    and `block_volumes` (0: the file itself) uint16, all of shape `(n_layers, n_experts)`.
+    Checksums of `tensors` and `files` and digests of `volumes` are 0: only a writer knows them.
     """
 
     geometry: Geometry
     tables: Tables
     index: NDArray[Any]
+    expert_layouts: NDArray[np.uint16]
+    block_volumes: NDArray[np.uint16]
     metadata: bytes
     regions: Mapping[Region, tuple[int, int]]
     region_lengths: Mapping[Region, int]
@@ -58,7 +69,7 @@ class FilePlan:
 
     @property
     def layer_layouts(self) -> tuple[int | None, ...]:
-        """Number of each layer's layout, None for layers without experts."""
+        """Number of each layer's layout: None without experts, `MIXED` where they differ."""
         return self.tables.layer_layouts
 
     @property
@@ -72,13 +83,43 @@ class FilePlan:
         return self.tables.files
 
     @property
+    def volumes(self) -> tuple[Volume, ...]:
+        """The further files that hold blocks; number 1 stands first."""
+        return self.tables.volumes
+
+    @property
+    def incompat(self) -> Incompat:
+        """The features that the file needs."""
+        features = Incompat(0)
+        if MIXED in self.layer_layouts:
+            features |= Incompat.MIXED_LAYOUTS
+        if self.volumes:
+            features |= Incompat.STRIPED
+        return features
+
+    @property
     def data_region(self) -> Extent:
         """The extent of the data region."""
         return Extent(self.regions[Region.DATA][0], self.region_lengths[Region.DATA])
 
-    def layout(self, layer: int) -> Layout | None:
-        """The layout of that layer's blocks."""
+    def layout(self, layer: int, expert: int | None = None) -> Layout | None:
+        """The layout of that layer's blocks, or of one expert's.
+
+        Raises:
+            UsageError: `mixed-layer` where experts differ and none is named.
+        """
+        number: int | None
+        if expert is not None:
+            number = int(self.expert_layouts[layer, expert])
+            return None if number == NO_LAYOUT else self.layouts[number]
         number = self.layer_layouts[layer]
+        if number == MIXED:
+            raise UsageError(
+                "mixed-layer",
+                f"plan: layer {layer}",
+                "its experts differ in layout",
+                "the layout of one expert",
+            )
         return None if number is None else self.layouts[number]
 
     @property
@@ -91,31 +132,28 @@ class FilePlan:
         """Payload of all blocks together, gaps between segments included."""
         return int(self.index["size"].sum(dtype=np.uint64))
 
+    def _uses(self) -> list[tuple[Layout, int]]:
+        """Each layout and how many blocks have it."""
+        counts = np.bincount(self.expert_layouts.reshape(-1), minlength=len(self.layouts))
+        return [(layout, int(n)) for layout, n in zip(self.layouts, counts, strict=False)]
+
     @property
     def padding_bytes(self) -> int:
         """Bytes of the blocks' extents that hold no weight: after payloads and between segments."""
-        return sum(
-            block_padding(self.layouts[number], self.geometry.alignment)
-            * int(np.count_nonzero(self.index["size"][layer]))
-            for layer, number in enumerate(self.layer_layouts)
-            if number is not None
-        )
+        alignment = self.geometry.alignment
+        return sum(n * block_padding(layout, alignment) for layout, n in self._uses())
 
     @property
     def padding_share(self) -> float:
         """`padding_bytes` as a part of the blocks' padded extents, 0 to 1."""
-        total = sum(
-            round_up(self.layouts[number].block_size, self.geometry.alignment)
-            * int(np.count_nonzero(self.index["size"][layer]))
-            for layer, number in enumerate(self.layer_layouts)
-            if number is not None
-        )
+        alignment = self.geometry.alignment
+        total = sum(n * round_up(layout.block_size, alignment) for layout, n in self._uses())
         return self.padding_bytes / total if total else 0.0
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the index and its checksums, one copy."""
-        return self.region_lengths[Region.INDEX] + self.region_lengths[Region.CHECKSUMS]
+        """Bytes of the index and the arrays beside it, one copy."""
+        return sum(self.region_lengths[region] for region in list(Region)[:4])
 
 
 def block_padding(layout: Layout, alignment: int) -> int:
@@ -127,19 +165,24 @@ def plan_layout(
     *,
     n_layers: int,
     n_experts: int,
-    layer_layouts: Sequence[Layout | None],
+    layer_layouts: Sequence[LayerLayout],
     alignment: int = 4096,
     present: NDArray[np.bool_] | None = None,
     tensors: Sequence[TensorSpec] = (),
     files: Sequence[FileSpec] = (),
     metadata: Mapping[str, Any] | None = None,
+    volumes: Sequence[str] = (),
+    block_volumes: NDArray[np.uint16] | None = None,
 ) -> FilePlan:
     """Every extent of a file with these contents; touches no file.
 
-    `layer_layouts` has one layout for each layer, None for layers without experts; `present`,
-    shape `(n_layers, n_experts)`, says which experts exist (default: all of layers with a
-    layout). In the data region stand, each at a multiple of `alignment`: the tensors of no
-    layer, the embedded files, the tensors of each layer, then the blocks layer by layer.
+    `layer_layouts` has one layout for each layer, None for layers without experts, or a sequence
+    of one for each expert; `present`, shape `(n_layers, n_experts)`, says which experts exist
+    (default: all of layers with a layout). `volumes` names further files that hold blocks, and
+    `block_volumes`, of the same shape, says which (0: the file itself; default: the volumes in
+    turn within each layer). In the data region stand, each at a multiple of `alignment`: the
+    tensors of no layer, the embedded files, the tensors of each layer, then the blocks layer by
+    layer.
 
     >>> from colibri_format import DTYPES, Layout, Role, SegmentSpec
     >>> gate, up = (SegmentSpec(role, DTYPES["q8_0"], (64, 32)) for role in (Role.GATE, Role.UP))
@@ -161,17 +204,20 @@ def plan_layout(
             f"alignment {alignment}",
             f"a power of two from {2**MIN_ALIGN_LOG2} to {2**MAX_ALIGN_LOG2}",
         )
-    if present is None:
-        has_layout = np.array([layout is not None for layout in layer_layouts], np.bool_)
-        present = np.repeat(has_layout[:, None], n_experts, axis=1)
-    _check_present(layer_layouts, present, n_layers, n_experts)
-    _check_names([t.name for t in tensors], [f.name for f in files])
+    rows = _expert_layouts(layer_layouts, present, n_layers, n_experts)
+    _check_names([t.name for t in tensors], [f.name for f in files], volumes)
     for spec in tensors:
         _check_tensor(spec, n_layers)
-    layouts = tuple(dict.fromkeys(layout for layout in layer_layouts if layout is not None))
+    layouts = tuple(dict.fromkeys(x for row in rows for x in row if x is not None))
+    if len(layouts) >= NO_LAYOUT:
+        raise UsageError("bad-plan", "plan", f"{len(layouts)} layouts", "at most 65534")
     for layout in layouts:
         _check_layout(layout)
-    numbers = {layout: n for n, layout in enumerate(layouts)}
+    numbers: dict[Layout | None, int] = {layout: n for n, layout in enumerate(layouts)}
+    numbers[None] = NO_LAYOUT
+    expert_layouts = np.array([[numbers[x] for x in row] for row in rows], np.uint16)
+    is_present = expert_layouts != NO_LAYOUT
+    block_volumes = _block_volumes(block_volumes, is_present, len(volumes))
     dtypes: dict[str, DType] = {}
     for layout in layouts:
         dtypes |= {segment.dtype.name: segment.dtype for segment in layout.segments}
@@ -179,40 +225,55 @@ def plan_layout(
     ordered = sorted(tensors, key=lambda t: n_layers if t.layer is None else t.layer)
 
     def tables(
-        packs: NDArray[Any], placed: tuple[DenseTensor, ...], entries: tuple[FileEntry, ...]
+        packs: NDArray[Any],
+        placed: tuple[DenseTensor, ...],
+        entries: tuple[FileEntry, ...],
+        placed_volumes: tuple[Volume, ...],
     ) -> Tables:
         return Tables(
             tuple(dtypes.values()),
             layouts,
-            tuple(None if x is None else numbers[x] for x in layer_layouts),
+            tuple(_layer_number(row) for row in expert_layouts.tolist()),
             packs,
             placed,
             entries,
+            placed_volumes,
         )
 
     draft = tables(
         np.zeros(n_layers + 2, INDEX_DTYPE),
         tuple(_placed(spec, 0) for spec in ordered),
         tuple(FileEntry(file.name, 0, file.size, 0) for file in files),
+        tuple(Volume(label, Extent(0, 0)) for label in volumes),
     )
     metadata_bytes = encode_canonical(metadata or {})
     lengths = dict.fromkeys(Region, 0) | {
         Region.INDEX: 16 * n_layers * n_experts,
         Region.CHECKSUMS: 8 * n_layers * n_experts,
+        Region.EXPERT_LAYOUTS: 2 * n_layers * n_experts * (MIXED in draft.layer_layouts),
+        Region.VOLUME_MAP: 2 * n_layers * n_experts * bool(volumes),
         Region.TABLES: len(encode_tables(draft)),
         Region.METADATA: len(metadata_bytes),
     }
     start = place_regions(lengths, alignment)[0][Region.DATA][0]
     packs, placed, entries, position = _place_packs(ordered, files, n_layers, start, alignment)
-    index, position = _place_blocks(layer_layouts, present, position, alignment)
-    lengths[Region.DATA] = position - start
+    volume_start = round_up(PAGE, alignment)
+    positions = [position] + [volume_start] * len(volumes)
+    index = _place_blocks(layouts, expert_layouts, block_volumes, positions, alignment)
+    lengths[Region.DATA] = positions[0] - start
+    placed_volumes = tuple(
+        Volume(label, Extent(volume_start, end - volume_start))
+        for label, end in zip(volumes, positions[1:], strict=True)
+    )
     regions, file_size = place_regions(lengths, alignment)
     if file_size >= MAX_SIZE:
         raise UsageError("bad-plan", "plan", f"a file of {file_size} bytes", "less than 2^62")
     return FilePlan(
         Geometry(n_layers, n_experts, alignment),
-        tables(packs, placed, entries),
+        tables(packs, placed, entries, placed_volumes),
         index,
+        expert_layouts,
+        block_volumes,
         metadata_bytes,
         regions,
         lengths,
@@ -262,24 +323,55 @@ def _place_packs(
 
 
 def _place_blocks(
-    layer_layouts: Sequence[Layout | None],
-    present: NDArray[np.bool_],
-    position: int,
+    layouts: Sequence[Layout],
+    expert_layouts: NDArray[np.uint16],
+    block_volumes: NDArray[np.uint16],
+    positions: list[int],
     alignment: int,
-) -> tuple[NDArray[Any], int]:
-    index = np.zeros(present.shape, INDEX_DTYPE)
-    for layer, layout in enumerate(layer_layouts):
-        if layout is None:
-            continue
-        experts = np.flatnonzero(present[layer])
-        stride = round_up(layout.block_size, alignment)
-        index["offset"][layer, experts] = position + stride * np.arange(
-            len(experts), dtype=np.uint64
-        )
-        index["size"][layer, experts] = layout.block_size
-        position += stride * len(experts)
+) -> NDArray[Any]:
+    """The index; `positions`, where each file's next block goes, is moved on to its end."""
+    index = np.zeros(expert_layouts.shape, INDEX_DTYPE)
+    sizes = np.zeros(NO_LAYOUT + 1, np.uint64)
+    sizes[: len(layouts)] = [layout.block_size for layout in layouts]
+    index["size"] = sizes[expert_layouts]
+    strides = -(-index["size"].astype(np.int64) // alignment) * alignment
+    for volume, position in enumerate(positions):
+        held = (block_volumes == volume) & (index["size"] != 0)
+        ends = position + np.cumsum(strides[held], dtype=np.uint64)
+        index["offset"][held] = ends - strides[held].astype(np.uint64)
+        positions[volume] = int(ends[-1]) if len(ends) else position
     index.flags.writeable = False
-    return index, position
+    return index
+
+
+def _layer_number(numbers: Sequence[int]) -> int | None:
+    """What stands in the layer's record, from the layout numbers of its experts."""
+    found = set(numbers) - {NO_LAYOUT}
+    if not found:
+        return None
+    return found.pop() if len(found) == 1 else MIXED
+
+
+def _block_volumes(
+    given: NDArray[np.uint16] | None, is_present: NDArray[np.bool_], n_volumes: int
+) -> NDArray[np.uint16]:
+    if n_volumes > MAX_VOLUMES:
+        raise UsageError(
+            "bad-plan", "plan", f"{n_volumes} volumes", f"at most {MAX_VOLUMES} are allowed"
+        )
+    if given is None:
+        if not n_volumes:
+            return np.zeros(is_present.shape, np.uint16)
+        turn = (np.cumsum(is_present, axis=1) - 1) % n_volumes + 1
+        return np.where(is_present, turn, 0).astype(np.uint16)
+    if given.shape != is_present.shape or int(given.max(initial=0)) > n_volumes:
+        raise UsageError(
+            "bad-plan",
+            "plan",
+            f"block_volumes of shape {given.shape} up to {int(given.max(initial=0))}",
+            f"shape {is_present.shape} and numbers up to {n_volumes}",
+        )
+    return np.where(is_present, given, 0).astype(np.uint16)
 
 
 def _placed(spec: TensorSpec, offset: int) -> DenseTensor:
@@ -288,31 +380,46 @@ def _placed(spec: TensorSpec, offset: int) -> DenseTensor:
     )
 
 
-def _check_present(
-    layer_layouts: Sequence[Layout | None],
-    present: NDArray[np.bool_],
+def _expert_layouts(
+    layer_layouts: Sequence[LayerLayout],
+    present: NDArray[np.bool_] | None,
     n_layers: int,
     n_experts: int,
-) -> None:
-    if len(layer_layouts) != n_layers or present.shape != (n_layers, n_experts):
+) -> list[list[Layout | None]]:
+    """The layout of every expert, None for absent ones."""
+    rows = [
+        [layout] * n_experts if layout is None or isinstance(layout, Layout) else list(layout)
+        for layout in layer_layouts
+    ]
+    if len(rows) != n_layers or any(len(row) != n_experts for row in rows):
         raise UsageError(
             "bad-plan",
             "plan",
-            f"{len(layer_layouts)} layouts, present of shape {present.shape}",
-            f"{n_layers} layouts and shape {(n_layers, n_experts)}",
+            f"layouts for {len(rows)} layers, of {[len(row) for row in rows][:3]} experts",
+            f"{n_layers} layers of {n_experts} experts",
         )
-    for layer, layout in enumerate(layer_layouts):
-        if bool(present[layer].any()) != (layout is not None):
+    if present is None:
+        return rows
+    if present.shape != (n_layers, n_experts):
+        raise UsageError(
+            "bad-plan", "plan", f"present of shape {present.shape}", f"{(n_layers, n_experts)}"
+        )
+    for layer, row in enumerate(rows):
+        if bool(present[layer].any()) != any(layout is not None for layout in row):
             raise UsageError(
                 "bad-plan",
                 f"plan: layer {layer}",
-                "has experts but no layout" if layout is None else "has a layout but no expert",
-                "a layer has both or neither",
+                "has experts but no layout" if present[layer].any() else "has no expert",
+                "a layer has a layout and experts, or neither",
             )
+    return [
+        [layout if is_there else None for layout, is_there in zip(row, flags, strict=True)]
+        for row, flags in zip(rows, present.tolist(), strict=True)
+    ]
 
 
-def _check_names(tensors: Sequence[str], files: Sequence[str]) -> None:
-    for kind, names in (("tensor", tensors), ("file", files)):
+def _check_names(tensors: Sequence[str], files: Sequence[str], volumes: Sequence[str]) -> None:
+    for kind, names in (("tensor", tensors), ("file", files), ("volume", volumes)):
         seen: set[str] = set()
         for name in names:
             try:
@@ -321,14 +428,14 @@ def _check_names(tensors: Sequence[str], files: Sequence[str]) -> None:
                 data = b""
             is_bad = not 1 <= len(data) <= MAX_NAME_BYTES
             is_bad |= any(byte < 0x20 or byte == 0x7F for byte in data)
-            is_bad |= kind == "file" and not is_plain_name(name)
+            is_bad |= kind != "tensor" and not is_plain_name(name)
             if is_bad or name in seen:
                 raise UsageError(
                     "bad-name",
                     f"plan: {kind} {name!r}",
                     "stands twice" if name in seen else "",
                     f"a unique name of 1 to {MAX_NAME_BYTES} bytes of UTF-8 without control "
-                    "characters; of a file, without / \\ :",
+                    "characters; of a file or volume, without / \\ :",
                 )
             seen.add(name)
 

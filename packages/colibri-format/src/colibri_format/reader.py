@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -13,7 +13,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from .blockindex import check_index
+from .blockindex import BlockIndex, check_index, layouts_of_layers
 from .canonical import parse_canonical
 from .checksum import checksum, view_bytes
 from .dtypes import DType
@@ -36,26 +36,34 @@ from .layout import (
     Geometry,
     Layout,
     Segment,
+    Volume,
     block_seed,
     file_seed,
     round_up,
     tensor_seed,
 )
-from .tables import Tables, parse_tables
+from .tables import MIXED, Tables, parse_tables
 from .verify import Damage, verify_file
+from .volume import FoundVolume, find_volumes
 
 
-def open_file(path: str | os.PathLike[str], *, verify: bool = True) -> Reader:
+def open_file(
+    path: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    volumes: Sequence[str | os.PathLike[str]] | None = (),
+) -> Reader:
     """The `.colibri` file `path`, opened and validated; a context manager.
 
     Everything that does not need the data region is checked now, the data when it is read;
-    `verify=False` leaves out the latter.
+    `verify=False` leaves out the latter. `volumes` names the folders to search for the volumes of
+    a striped file, after the file's own; None opens it without them, to look at.
 
     Raises:
         FormatError: with the code of the first rule that the file breaks.
         StorageError: the kernel refused to open or read it.
     """
-    return Reader(path, verify=verify)
+    return Reader(path, verify=verify, volumes=volumes)
 
 
 class Reader:
@@ -66,21 +74,28 @@ class Reader:
     `warnings` tells what was damaged and made good from its copy.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, verify: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        volumes: Sequence[str | os.PathLike[str]] | None = (),
+    ) -> None:
         self.path = Path(path)
         self.is_verifying = verify
         self._where = str(self.path)
+        self._volume_files: list[FoundVolume] = []
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise StorageError.of(error, self.path, "opening") from error
         try:
-            self._open()
+            self._open(volumes)
         except BaseException:
             self.close()
             raise
 
-    def _open(self) -> None:
+    def _open(self, volumes: Sequence[str | os.PathLike[str]] | None) -> None:
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
             raise StorageError("not-a-file", self.path, "is no regular file", "a file is required")
@@ -94,17 +109,38 @@ class Reader:
             if self.superblock.region(region).length
         }
         self.tables: Tables = parse_tables(
-            data[Region.TABLES], self.geometry, self.data_region, self._where
+            data[Region.TABLES],
+            self.geometry,
+            self.data_region,
+            self._where,
+            self.superblock.incompat,
         )
         shape = (self.geometry.n_layers, self.geometry.n_experts)
         self.index: NDArray[Any] = np.frombuffer(data[Region.INDEX], INDEX_DTYPE).reshape(shape)
         self.checksums: NDArray[np.uint64] = np.frombuffer(data[Region.CHECKSUMS], "<u8").reshape(
             shape
         )
-        check_index(
-            self.index, self.checksums, self.tables, self.geometry, self.data_region, self._where
+        layouts = data.get(Region.EXPERT_LAYOUTS)
+        volume_map = data.get(Region.VOLUME_MAP)
+        self.block_index = BlockIndex(
+            self.index,
+            self.checksums,
+            layouts_of_layers(self.tables, self.index["size"] != 0)
+            if layouts is None
+            else np.frombuffer(layouts, "<u2").reshape(shape),
+            np.zeros(shape, np.uint16)
+            if volume_map is None
+            else np.frombuffer(volume_map, "<u2").reshape(shape),
         )
+        check_index(self.block_index, self.tables, self.geometry, self.data_region, self._where)
         self.metadata: dict[str, Any] = parse_canonical(data[Region.METADATA], self._where)
+        if volumes is not None and self.tables.volumes:
+            folders = list(dict.fromkeys([self.path.parent, *map(Path, volumes)]))
+            self._volume_files = find_volumes(
+                self.tables.volumes, self.superblock.align_log2, folders, self._where
+            )
+            for file in self._volume_files:
+                warnings += file.warnings
         self.warnings = tuple(warnings)
         self.tensors: Mapping[str, DenseTensor] = MappingProxyType(
             {tensor.name: tensor for tensor in self.tables.tensors}
@@ -142,16 +178,13 @@ class Reader:
                 )
             return parse_superblock(head, self._where)
         tail = self.read_at(self.file_size - PAGE, PAGE)
-        if find_unsoundness(tail, self._where) is not None:
-            raise fault
-        block = parse_superblock(tail, self._where)
-        if block.file_size != self.file_size:
+        if find_unsoundness(tail, self._where) is not None or _size_in(tail) != self.file_size:
             raise fault
         warnings.append(f"the superblock at the start is damaged ({fault.code})")
-        return block
+        return parse_superblock(tail, self._where)
 
     def _check_size(self, page: bytes) -> None:
-        required = int.from_bytes(page[56:64], "little")
+        required = _size_in(page)
         if self.file_size < required:
             raise FormatError(
                 FormatCode.TRUNCATED,
@@ -210,10 +243,37 @@ class Reader:
         return self.tables.layouts
 
     def layout(self, layer: int) -> Layout | None:
-        """The layout of that layer's blocks; None if the layer has no experts."""
+        """The layout of that layer's blocks; None if the layer has no experts.
+
+        Raises:
+            UsageError: `no-such-layer`, or `mixed-layer` where its experts differ: ask
+                `expert(...).layout` there.
+        """
         self._check_layer(layer)
         number = self.tables.layer_layouts[layer]
+        if number == MIXED:
+            raise UsageError(
+                "mixed-layer",
+                f"{self._where}: layer {layer}",
+                "its experts differ in layout",
+                "the layout of one expert",
+            )
         return None if number is None else self.layouts[number]
+
+    def is_mixed(self, layer: int) -> bool:
+        """Whether the experts of `layer` differ in layout."""
+        self._check_layer(layer)
+        return self.tables.layer_layouts[layer] == MIXED
+
+    @property
+    def volumes(self) -> tuple[Volume, ...]:
+        """The further files that hold blocks; number 1 stands first."""
+        return self.tables.volumes
+
+    @property
+    def volume_paths(self) -> tuple[Path, ...]:
+        """Where each volume was found; empty if it was opened without them."""
+        return tuple(file.path for file in self._volume_files)
 
     def expert(self, layer: int, expert: int) -> Expert:
         """The block of `(layer, expert)`, not read yet.
@@ -296,35 +356,52 @@ class Reader:
             self._check_layer(layer)
         return verify_file(self, progress, layer)
 
-    def fileno(self) -> int:
-        """The file descriptor, valid until `close`."""
-        return self._fd
+    def fileno(self, volume: int = 0) -> int:
+        """The descriptor of the file (0) or of a volume, valid until `close`.
 
-    def read_at(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes from `offset`.
+        Raises:
+            UsageError: `no-such-volume`, also when the file was opened without its volumes.
+        """
+        if volume == 0:
+            return self._fd
+        if not 1 <= volume <= len(self._volume_files):
+            raise UsageError(
+                "no-such-volume",
+                f"{self._where}: volume {volume}",
+                f"{len(self._volume_files)} of {len(self.volumes)} volumes are open",
+                "open the file with its volumes",
+            )
+        return self._volume_files[volume - 1].fd
+
+    def read_at(self, offset: int, size: int, volume: int = 0) -> bytes:
+        """Exactly `size` bytes from `offset` of the file, or of a volume.
 
         Raises:
             StorageError: `short-read` if the file ends before, or the kernel's error.
         """
         buffer = bytearray(size)
-        self.read_at_into(offset, buffer)
+        self.read_at_into(offset, buffer, volume)
         return bytes(buffer)
 
-    def read_at_into(self, offset: int, buffer: bytearray | memoryview | NDArray[np.uint8]) -> None:
+    def read_at_into(
+        self, offset: int, buffer: bytearray | memoryview | NDArray[np.uint8], volume: int = 0
+    ) -> None:
         """Fills `buffer` from `offset`; raises as `read_at` does."""
         view = view_bytes(buffer)
+        fd = self.fileno(volume)
+        path = self._volume_files[volume - 1].path if volume else self.path
         done = 0
         while done < len(view):
             try:
-                n = os.preadv(self._fd, [view[done:]], offset + done)
+                n = os.preadv(fd, [view[done:]], offset + done)
             except OSError as error:
-                raise StorageError.of(error, self.path, f"reading at {offset + done:#x}") from error
+                raise StorageError.of(error, path, f"reading at {offset + done:#x}") from error
             if n == 0:
                 raise StorageError(
                     FormatCode.SHORT_READ,
-                    self.path,
+                    path,
                     f"ended {len(view) - done} bytes early in a read of {len(view)} at {offset:#x}",
-                    f"{self.file_size} bytes were there when it was opened",
+                    "it had more bytes when it was opened",
                     "the file was cut short while in use",
                 )
             done += n
@@ -364,6 +441,8 @@ class Reader:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        while self._volume_files:
+            os.close(self._volume_files.pop().fd)
 
     def __enter__(self) -> Reader:
         return self
@@ -381,19 +460,23 @@ class Reader:
         return f"<colibri_format.Reader {self._where!r}, {shape}>"
 
 
+def _size_in(page: bytes) -> int:
+    """The file_size that a superblock states (spec, section 3)."""
+    return int.from_bytes(page[56:64], "little")
+
+
 class Expert:
     """One expert's block; reads happen when asked."""
 
-    __slots__ = ("_reader", "expert", "layer", "layout", "offset", "size")
+    __slots__ = ("_reader", "expert", "layer", "layout", "offset", "size", "volume")
 
     def __init__(self, reader: Reader, layer: int, expert: int) -> None:
         self._reader = reader
         self.layer = layer
         self.expert = expert
         self.offset, self.size = reader.index[layer, expert].item()
-        layout = reader.layout(layer)
-        assert layout is not None  # the index was checked against the layouts
-        self.layout: Layout = layout
+        self.layout: Layout = reader.layouts[reader.block_index.layouts[layer, expert]]
+        self.volume = int(reader.block_index.volumes[layer, expert])
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -426,7 +509,7 @@ class Expert:
                 f"a buffer of {len(view)} bytes",
                 f"{self.size} are required",
             )
-        self._reader.read_at_into(self.offset, view)
+        self._reader.read_at_into(self.offset, view, self.volume)
         self._reader.check_data(
             view,
             self.checksum,

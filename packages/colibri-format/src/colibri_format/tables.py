@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .dtypes import DTYPES, DType
 from .errors import FormatCode, FormatError
+from .header import Incompat
 from .interleave import can_interleave
 from .layout import (
     INDEX_DTYPE,
@@ -19,6 +20,8 @@ from .layout import (
     MAX_NAME_BYTES,
     MAX_RANK,
     MAX_SIZE,
+    MAX_VOLUMES,
+    PAGE,
     SEGMENT_ALIGNMENT,
     DenseTensor,
     Extent,
@@ -27,10 +30,12 @@ from .layout import (
     Layout,
     Role,
     Segment,
+    Volume,
     round_up,
 )
 
 NONE: Final = 0xFFFF_FFFF
+MIXED: Final = 0xFFFF_FFFE
 MAX_SEGMENTS_PER_LAYOUT: Final = 64
 _LIMITS: Final = {
     "n_dtypes": 256,
@@ -38,7 +43,7 @@ _LIMITS: Final = {
     "n_segments": 1_048_576,
     "n_tensors": 1_048_576,
     "n_files": 4_096,
-    "n_volumes": 0,
+    "n_volumes": MAX_VOLUMES,
     "string_bytes": 2**28,
 }
 _HEADER: Final = struct.Struct("<IIIIIIQ32s")
@@ -78,12 +83,25 @@ _TENSOR: Final = np.dtype(
 _FILE: Final = np.dtype(
     [*_STRING, ("offset", "<u8"), ("size", "<u8"), ("checksum", "<u8"), ("reserved", "V16")]
 )
+_VOLUME: Final = np.dtype(
+    [
+        *_STRING,
+        ("file_size", "<u8"),
+        ("digest", "V16"),
+        ("data_offset", "<u8"),
+        ("data_length", "<u8"),
+    ]
+)
 _FORBIDDEN: Final = {*range(0x20), 0x7F}
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What the tables region says; `packs` has `INDEX_DTYPE`, n_layers + 2 records (spec, 7.4)."""
+    """What the tables region says; `packs` has `INDEX_DTYPE`, n_layers + 2 records (spec, 7.4).
+
+    `layer_layouts` has a layout's number for each layer, None for layers without experts, and
+    `MIXED` for those whose experts differ.
+    """
 
     dtypes: tuple[DType, ...]
     layouts: tuple[Layout, ...]
@@ -91,6 +109,7 @@ class Tables:
     packs: NDArray[Any]
     tensors: tuple[DenseTensor, ...]
     files: tuple[FileEntry, ...]
+    volumes: tuple[Volume, ...] = ()
 
 
 def encode_tables(tables: Tables) -> bytes:
@@ -132,17 +151,22 @@ def encode_tables(tables: Tables) -> bytes:
         name(record, file.name)
         record["offset"], record["size"] = file.offset, file.size
         record["checksum"] = file.checksum
+    volumes = np.zeros(len(tables.volumes), _VOLUME)
+    for record, volume in zip(volumes, tables.volumes, strict=True):
+        name(record, volume.label)
+        record["file_size"], record["digest"] = volume.file_size, np.void(volume.digest)
+        record["data_offset"], record["data_length"] = volume.data.offset, volume.data.size
     header = _HEADER.pack(
         len(dtypes),
         len(layouts),
         len(segments),
         len(tensors),
         len(files),
-        0,
+        len(volumes),
         len(strings),
         bytes(32),
     )
-    arrays = (dtypes, layouts, segments, layers, tables.packs, tensors, files)
+    arrays = (dtypes, layouts, segments, layers, tables.packs, tensors, files, volumes)
     return header + b"".join(array.tobytes() for array in arrays) + bytes(strings)
 
 
@@ -152,22 +176,28 @@ def _encode_shape(record: Any, item: Segment | DenseTensor, number: dict[str, in
     record["shape"][: len(item.shape)] = item.shape
 
 
-def parse_tables(data: bytes, geometry: Geometry, region: Extent, where: str) -> Tables:
+def parse_tables(
+    data: bytes, geometry: Geometry, region: Extent, where: str, incompat: int = 0
+) -> Tables:
     """The tables in `data`, every rule of the spec's section 7 checked.
 
-    `region` is the extent of the data region, which packs must stand in.
+    `region` is the extent of the data region, which packs must stand in; `incompat` says whether
+    there may be mixed layers and volumes.
 
     Raises:
         FormatError: with the code of the first rule that fails, naming the record.
     """
-    return _Parser(data, geometry, region, where).parse()
+    return _Parser(data, geometry, region, where, incompat).parse()
 
 
 class _Parser:
     """Walks the region once; its arrays are views into `data`, bounded before they are made."""
 
-    def __init__(self, data: bytes, geometry: Geometry, region: Extent, where: str) -> None:
+    def __init__(
+        self, data: bytes, geometry: Geometry, region: Extent, where: str, incompat: int
+    ) -> None:
         self.where = where
+        self.may_be_mixed = bool(incompat & Incompat.MIXED_LAYOUTS)
         self.alignment = geometry.alignment
         self.region = region
         self.n_layers = n_layers = geometry.n_layers
@@ -203,7 +233,15 @@ class _Parser:
             "pack": (INDEX_DTYPE, n_layers + 2),
             "tensor": (_TENSOR, self.counts["n_tensors"]),
             "file": (_FILE, self.counts["n_files"]),
+            "volume": (_VOLUME, self.counts["n_volumes"]),
         }
+        if bool(self.counts["n_volumes"]) != bool(incompat & Incompat.STRIPED):
+            raise self.error(
+                FormatCode.TABLE_COUNT,
+                "header",
+                f"n_volumes is {self.counts['n_volumes']}",
+                "volumes exactly when feature STRIPED is set",
+            )
         length = _HEADER.size + self.counts["string_bytes"]
         length += sum(kind.itemsize * count for kind, count in kinds.values())
         if length != len(data):
@@ -238,6 +276,7 @@ class _Parser:
         packs = self.parse_packs()
         tensors = self.parse_tensors(packs)
         files = self.parse_files(packs)
+        volumes = self.parse_volumes()
         if self.string_end != len(self.strings):
             raise self.error(
                 FormatCode.BAD_STRING,
@@ -245,7 +284,7 @@ class _Parser:
                 f"names end at byte {self.string_end}",
                 f"string_bytes is {len(self.strings)}",
             )
-        return Tables(self.dtypes, layouts, layer_layouts, packs, tensors, files)
+        return Tables(self.dtypes, layouts, layer_layouts, packs, tensors, files, volumes)
 
     def name(self, record: Any, place: str, names: set[str]) -> str:
         """The record's string, which continues where the last one ended and is new in `names`."""
@@ -450,12 +489,12 @@ class _Parser:
         return Layout(tuple(segments), end)
 
     def parse_layers(self, n_layouts: int) -> tuple[int | None, ...]:
-        records = self.records["layer"]
         found: list[int | None] = []
-        for n, record in enumerate(records):
+        for n, record in enumerate(self.records["layer"]):
             self.reserved(record["reserved"], f"layer {n}")
             layout = int(record["layout"])
-            if layout != NONE and layout >= n_layouts:
+            is_special = layout == NONE or (layout == MIXED and self.may_be_mixed)
+            if not is_special and layout >= n_layouts:
                 raise self.error(
                     FormatCode.BAD_LAYER,
                     f"layer {n}",
@@ -463,13 +502,6 @@ class _Parser:
                     f"the file has {n_layouts} layouts",
                 )
             found.append(None if layout == NONE else layout)
-        if unused := set(range(n_layouts)) - set(found):
-            raise self.error(
-                FormatCode.BAD_LAYOUT,
-                f"layout {min(unused)}",
-                "no layer uses it",
-                "every layout is used",
-            )
         return tuple(found)
 
     def parse_packs(self) -> NDArray[Any]:
@@ -549,6 +581,31 @@ class _Parser:
             files.append(FileEntry(name, offset, size, int(record["checksum"])))
         walk.finish()
         return tuple(files)
+
+    def parse_volumes(self) -> tuple[Volume, ...]:
+        volumes: list[Volume] = []
+        labels: set[str] = set()
+        start = round_up(PAGE, self.alignment)
+        for n, record in enumerate(self.records["volume"]):
+            label = self.name(record, f"volume {n}", labels)
+            data = Extent(int(record["data_offset"]), int(record["data_length"]))
+            volume = Volume(label, data, record["digest"].tobytes())
+            if (
+                not is_plain_name(label)
+                or data.offset != start
+                or data.size % self.alignment
+                or data.size >= MAX_SIZE
+                or volume.file_size != int(record["file_size"])
+            ):
+                raise self.error(
+                    FormatCode.BAD_VOLUME,
+                    f"volume {n} ({label})",
+                    f"{data.size} bytes of data at {data.offset:#x} of {int(record['file_size'])}",
+                    f"a plain name, whole multiples of {self.alignment} at {start:#x}, and a page "
+                    "after them",
+                )
+            volumes.append(volume)
+        return tuple(volumes)
 
 
 def is_plain_name(name: str) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -16,37 +15,67 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from .blockindex import BlockIndex, digest_volume
 from .checksum import Buffer, checksum, view_bytes
-from .errors import StorageError, UsageError
-from .header import COPIED_REGIONS, Region, RegionExtent, Superblock, encode_superblock
-from .layout import PAGE, block_seed, file_seed, tensor_seed
+from .errors import UsageError
+from .header import (
+    COPIED_REGIONS,
+    Incompat,
+    Region,
+    RegionExtent,
+    Superblock,
+    encode_superblock,
+)
+from .layout import PAGE, Volume, block_seed, file_seed, tensor_seed
+from .output import OutputFile
 from .plan import FilePlan
 from .tables import encode_tables
+from .volume import VOLUME_SUFFIX, VolumePage, encode_page
 
 _ZEROS: Final = bytes(64)
 
 
 class Writer:
-    """Writes the file that `plan` describes; a context manager, for one thread.
+    """Writes the file that `plan` describes, and its volumes; a context manager, for one thread.
 
     Blocks, tensors and embedded files come in any order, each exactly once. Leaving the context
-    checks that all came, and only then gives the file its name: before that it is `NAME.part`,
-    and an exception removes it. With `overwrite` an existing file is replaced at that moment.
+    checks that all came, and only then gives the files their names: before that they are
+    `NAME.part`, and an exception removes them. With `overwrite` existing files are replaced at
+    that moment. Volume n is `STEM.LABEL.colibri-volume` in `volume_folders[n - 1]` (default: the
+    folder of `path`).
 
     Raises:
         UsageError: `written-twice`, `not-written`, `bad-length`, `no-such-expert`,
-            `no-such-tensor`, `no-such-file`.
+            `no-such-tensor`, `no-such-file`, `bad-volumes`.
         StorageError: `file-exists`, `output-busy`, `disk-full`, or the kernel's error.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], plan: FilePlan, *, overwrite: bool = False
+        self,
+        path: str | os.PathLike[str],
+        plan: FilePlan,
+        *,
+        overwrite: bool = False,
+        volume_folders: Sequence[str | os.PathLike[str]] | None = None,
     ) -> None:
         self.path = Path(path)
         self.plan = plan
         self._overwrite = overwrite
-        self._part = self.path.with_name(self.path.name + ".part")
-        self._fd = -1
+        folders = [self.path.parent] * len(plan.volumes)
+        if volume_folders is not None:
+            folders = [Path(folder) for folder in volume_folders]
+        if len(folders) != len(plan.volumes):
+            raise UsageError(
+                "bad-volumes",
+                self.path,
+                f"{len(folders)} folders for volumes",
+                f"{len(plan.volumes)}, one for each volume of the plan",
+            )
+        self.volume_paths = tuple(
+            folder / f"{self.path.stem}.{volume.label}{VOLUME_SUFFIX}"
+            for folder, volume in zip(folders, plan.volumes, strict=True)
+        )
+        self._outputs: list[OutputFile] = []
         shape = plan.index.shape
         self._block_sums: NDArray[np.uint64] = np.zeros(shape, np.uint64)
         self._written: NDArray[np.bool_] = np.zeros(shape, np.bool_)
@@ -64,30 +93,13 @@ class Writer:
         return self._uuid
 
     def __enter__(self) -> Writer:
-        if self.path.is_dir():
-            raise StorageError("is-a-directory", self.path, "is a folder", "a file name")
-        self._check_absent()
+        sizes = [self.plan.file_size, *(volume.file_size for volume in self.plan.volumes)]
         try:
-            self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise StorageError.of(error, self._part, "creating") from error
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._fd)
-            raise StorageError(
-                "output-busy",
-                self._part,
-                "another process is writing it",
-                "one writer at a time",
-                errno=error.errno,
-            ) from error
-        try:
-            os.ftruncate(self._fd, 0)
-            os.ftruncate(self._fd, self.plan.file_size)
-        except OSError as error:
+            for path, size in zip((self.path, *self.volume_paths), sizes, strict=True):
+                self._outputs.append(OutputFile(path, size, overwrite=self._overwrite))
+        except BaseException:
             self._discard()
-            raise StorageError.of(error, self._part, "setting the size of") from error
+            raise
         return self
 
     def __exit__(
@@ -96,20 +108,12 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None:
-            self._discard()
-            return
         try:
-            self._check_complete()
-            self._finish()
-        except OSError as failure:
+            if kind is None:
+                self._check_complete()
+                self._finish()
+        finally:
             self._discard()
-            if isinstance(failure, StorageError):
-                raise
-            raise StorageError.of(failure, self._part, "finishing") from failure
-        except BaseException:
-            self._discard()
-            raise
 
     @contextmanager
     def block(self, layer: int, expert: int) -> Iterator[Sink]:
@@ -118,10 +122,10 @@ class Writer:
         Chunks may be of any size; the zero bytes between segments are put in here.
         """
         layout = None
-        if 0 <= layer < self.plan.geometry.n_layers:
-            layout = self.plan.layout(layer)
-        is_present = 0 <= expert < self.plan.geometry.n_experts
-        if layout is None or not is_present or not self.plan.index[layer, expert]["size"]:
+        n_layers, n_experts = self.plan.index.shape
+        if 0 <= layer < n_layers and 0 <= expert < n_experts:
+            layout = self.plan.layout(layer, expert)
+        if layout is None:
             raise UsageError(
                 "no-such-expert",
                 f"{self.path}: block L{layer}/E{expert}",
@@ -133,7 +137,8 @@ class Writer:
             raise self._twice(place)
         extents = [(segment.offset, segment.size) for segment in layout.segments]
         offset = int(self.plan.index[layer, expert]["offset"])
-        sink = Sink(self, place, offset, extents, block_seed(layer, expert))
+        output = self._outputs[int(self.plan.block_volumes[layer, expert])]
+        sink = Sink(output, place, offset, extents, block_seed(layer, expert))
         yield sink
         self._block_sums[layer, expert] = sink.finish()
         self._written[layer, expert] = True
@@ -152,7 +157,9 @@ class Writer:
         if number in self._tensor_sums:
             raise self._twice(f"tensor {name!r}")
         fact = self.plan.tensors[number]
-        sink = Sink(self, f"tensor {name!r}", fact.offset, [(0, fact.size)], tensor_seed(number))
+        sink = Sink(
+            self._outputs[0], f"tensor {name!r}", fact.offset, [(0, fact.size)], tensor_seed(number)
+        )
         yield sink
         self._tensor_sums[number] = sink.finish()
 
@@ -180,7 +187,11 @@ class Writer:
             raise self._twice(f"embedded file {name!r}")
         entry = self.plan.files[number]
         sink = Sink(
-            self, f"embedded file {name!r}", entry.offset, [(0, entry.size)], file_seed(number)
+            self._outputs[0],
+            f"embedded file {name!r}",
+            entry.offset,
+            [(0, entry.size)],
+            file_seed(number),
         )
         sink.write(data)
         self._file_sums[number] = sink.finish()
@@ -189,16 +200,6 @@ class Writer:
         return UsageError(
             "written-twice", f"{self.path}: {place}", "is already written", "each is written once"
         )
-
-    def _check_absent(self) -> None:
-        if not self._overwrite and self.path.exists():
-            raise StorageError(
-                "file-exists",
-                self.path,
-                "exists already",
-                "a new name is required",
-                "choose another name or ask to overwrite",
-            )
 
     def _check_complete(self) -> None:
         missing = [
@@ -218,16 +219,44 @@ class Writer:
             )
 
     def _finish(self) -> None:
-        regions = self._encode_regions()
+        block_index = BlockIndex(
+            self.plan.index, self._block_sums, self.plan.expert_layouts, self.plan.block_volumes
+        )
+        volumes = tuple(
+            dataclasses.replace(volume, digest=digest_volume(block_index, n))
+            for n, volume in enumerate(self.plan.volumes, 1)
+        )
+        regions = self._encode_regions(volumes)
+        page = self._encode_superblock(regions)
+        main = self._outputs[0]
+        align_log2 = self.plan.geometry.alignment.bit_length() - 1
+        for n, (output, volume) in enumerate(zip(self._outputs[1:], volumes, strict=True), 1):
+            volume_page = encode_page(VolumePage(n, volume, align_log2))
+            output.write_at(volume.file_size - PAGE, volume_page)
+            output.sync()
+            output.write_at(0, volume_page)
+            output.sync()
+        for region, data in regions.items():
+            for offset in self.plan.regions[region]:
+                main.write_at(offset, data)
+        main.write_at(self.plan.file_size - PAGE, page)
+        main.sync()
+        main.write_at(0, page)
+        main.sync()
+        # The file that names the others comes last: it never points to what is not there.
+        for output in reversed(self._outputs):
+            output.publish()
+
+    def _encode_superblock(self, regions: Mapping[Region, bytes]) -> bytes:
         extents = []
         for region in Region:
             offset, copy_offset = self.plan.regions[region]
             data = regions.get(region)
             length = self.plan.region_lengths[region]
             extents.append(RegionExtent(offset, copy_offset, length, checksum(data) if data else 0))
-        geometry = self.plan.geometry
         self._uuid = derive_uuid([regions[r] for r in COPIED_REGIONS if r in regions])
-        page = encode_superblock(
+        geometry = self.plan.geometry
+        return encode_superblock(
             Superblock(
                 self._uuid,
                 self.plan.file_size,
@@ -235,43 +264,11 @@ class Writer:
                 geometry.n_experts,
                 geometry.alignment.bit_length() - 1,
                 tuple(extents),
+                int(self.plan.incompat),
             )
         )
-        for region, data in regions.items():
-            for offset in self.plan.regions[region]:
-                self.write_at(offset, data)
-        self.write_at(self.plan.file_size - PAGE, page)
-        os.fsync(self._fd)
-        self.write_at(0, page)
-        os.fsync(self._fd)
-        self._give_name()
 
-    def _give_name(self) -> None:
-        if self._overwrite:
-            self._part.replace(self.path)
-        else:
-            # link refuses an existing name, where rename would silently replace what came
-            # between the check at the start and now.
-            try:
-                os.link(self._part, self.path)
-            except FileExistsError:
-                self._check_absent()
-                raise
-            except OSError:
-                # File systems without hard links.
-                self._check_absent()
-                self._part.replace(self.path)
-            else:
-                self._part.unlink()
-        os.close(self._fd)
-        self._fd = -1
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def _encode_regions(self) -> dict[Region, bytes]:
+    def _encode_regions(self, volumes: tuple[Volume, ...]) -> dict[Region, bytes]:
         tables = dataclasses.replace(
             self.plan.tables,
             tensors=tuple(
@@ -282,32 +279,23 @@ class Writer:
                 dataclasses.replace(file, checksum=self._file_sums[n])
                 for n, file in enumerate(self.plan.files)
             ),
+            volumes=volumes,
         )
-        return {
+        regions = {
             Region.INDEX: self.plan.index.tobytes(),
             Region.CHECKSUMS: self._block_sums.astype("<u8").tobytes(),
             Region.TABLES: encode_tables(tables),
             Region.METADATA: self.plan.metadata,
         }
+        if self.plan.incompat & Incompat.MIXED_LAYOUTS:
+            regions[Region.EXPERT_LAYOUTS] = self.plan.expert_layouts.astype("<u2").tobytes()
+        if self.plan.incompat & Incompat.STRIPED:
+            regions[Region.VOLUME_MAP] = self.plan.block_volumes.astype("<u2").tobytes()
+        return regions
 
     def _discard(self) -> None:
-        if self._fd >= 0:
-            self._part.unlink(missing_ok=True)
-            os.close(self._fd)
-            self._fd = -1
-
-    def write_at(self, offset: int, data: Buffer) -> None:
-        """Writes all of `data` at `offset` of the unfinished file; for the sinks."""
-        view = view_bytes(data)
-        while len(view):
-            try:
-                n = os.pwrite(self._fd, view, offset)
-            except OSError as error:
-                raise StorageError.of(
-                    error, self._part, f"writing at {offset:#x}", "the unfinished file is removed"
-                ) from error
-            view = view[n:]
-            offset += n
+        for output in self._outputs:
+            output.discard()
 
 
 class Sink:
@@ -315,13 +303,13 @@ class Sink:
 
     def __init__(
         self,
-        writer: Writer,
+        output: OutputFile,
         place: str,
         offset: int,
         extents: Sequence[tuple[int, int]],
         seed: int,
     ) -> None:
-        self._writer = writer
+        self._output = output
         self._place = place
         self._offset = offset
         self._extents = list(extents)
@@ -349,7 +337,7 @@ class Sink:
                 self._position = start
             piece = view[: end - self._position]
             self._digest.update(piece)
-            self._writer.write_at(self._offset + self._position, piece)
+            self._output.write_at(self._offset + self._position, piece)
             self._position += len(piece)
             view = view[len(piece) :]
             if self._position == end:
@@ -364,7 +352,7 @@ class Sink:
     def _bad_length(self) -> UsageError:
         return UsageError(
             "bad-length",
-            f"{self._writer.path}: {self._place}",
+            f"{self._output.path}: {self._place}",
             f"{self._received} bytes came",
             f"the plan has {self._required}",
         )

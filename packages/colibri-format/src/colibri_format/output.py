@@ -1,0 +1,120 @@
+"""A file that gets its name only when it is complete."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from .checksum import Buffer, view_bytes
+from .errors import StorageError
+
+
+class OutputFile:
+    """`NAME.part` of a known size, locked while it is written; then `NAME`, or nothing.
+
+    Raises (when made):
+        StorageError: `file-exists` unless `overwrite`, `is-a-directory`, `output-busy`,
+            `disk-full`, or the kernel's error.
+    """
+
+    def __init__(self, path: Path, size: int, *, overwrite: bool) -> None:
+        self.path = path
+        self._overwrite = overwrite
+        self._part = path.with_name(path.name + ".part")
+        if path.is_dir():
+            raise StorageError("is-a-directory", path, "is a folder", "a file name")
+        self._check_absent()
+        try:
+            self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StorageError.of(error, self._part, "creating") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            self._fd = -1
+            raise StorageError(
+                "output-busy",
+                self._part,
+                "another process is writing it",
+                "one writer at a time",
+                errno=error.errno,
+            ) from error
+        try:
+            os.ftruncate(self._fd, 0)
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            self.discard()
+            raise StorageError.of(error, self._part, "setting the size of") from error
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Writes all of `data` at `offset`."""
+        view = view_bytes(data)
+        while len(view):
+            try:
+                n = os.pwrite(self._fd, view, offset)
+            except OSError as error:
+                raise StorageError.of(
+                    error, self._part, f"writing at {offset:#x}", "the unfinished file is removed"
+                ) from error
+            view = view[n:]
+            offset += n
+
+    def sync(self) -> None:
+        """Returns when what was written so far is on the disk."""
+        try:
+            os.fsync(self._fd)
+        except OSError as error:
+            raise StorageError.of(error, self._part, "writing back") from error
+
+    def publish(self) -> None:
+        """Gives the file its name, durably; it is not written to any more."""
+        try:
+            self._rename()
+            os.close(self._fd)
+            self._fd = -1
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise StorageError.of(error, self._part, "giving its name to") from error
+
+    def _rename(self) -> None:
+        if self._overwrite:
+            self._part.replace(self.path)
+            return
+        # link refuses an existing name, where rename would silently replace a file that appeared
+        # while this one was written.
+        try:
+            os.link(self._part, self.path)
+        except FileExistsError:
+            self._check_absent()
+            raise
+        except OSError:
+            # A file system without hard links.
+            self._check_absent()
+            self._part.replace(self.path)
+        else:
+            self._part.unlink()
+
+    def discard(self) -> None:
+        """Removes the unfinished file; does nothing once it has its name."""
+        if self._fd >= 0:
+            self._part.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _check_absent(self) -> None:
+        if not self._overwrite and self.path.exists():
+            raise StorageError(
+                "file-exists",
+                self.path,
+                "exists already",
+                "a new name is required",
+                "choose another name or ask to overwrite",
+            )
