@@ -72,7 +72,7 @@ def dequantise(
     elif (codec := BLOCK_CODECS.get(name)) is not None:
         blocks = rows.reshape(-1, dtype.block_bytes)
         values = out.reshape(-1, dtype.block_elements)
-        scale, offset = codec.unpack(blocks, values)
+        scale, offset = codec.unpack(blocks, codec.in_order(values))
         grouped = values.reshape(len(blocks), -1, codec.group)
         grouped *= scale[:, :, np.newaxis]
         if offset is not None:

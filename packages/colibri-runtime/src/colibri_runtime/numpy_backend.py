@@ -120,16 +120,22 @@ class NumpyBackend:
         Scaling sums instead of weights saves a pass over the tile: 1.3 times the speed of
         decoding whole weights, at one token; from two tokens on it costs more than it saves.
         """
-        n_rows, n_columns = len(rows), x.size
-        values = self._workspace(n_rows, n_columns)
-        scale, offset = codec.unpack(
-            rows.reshape(-1, dtype.block_bytes), values.reshape(-1, dtype.block_elements)
-        )
-        n_groups = n_columns // codec.group
-        grouped = values.reshape(n_rows, n_groups, codec.group).transpose(1, 0, 2)
-        parts = x.reshape(n_groups, codec.group, 1)
-        sums = np.matmul(grouped, parts)[:, :, 0]
-        product: Floats = np.einsum("gr,rg->r", sums, scale.reshape(n_rows, n_groups))
+        blocks = rows.reshape(-1, dtype.block_bytes)
+        m, n_planes, k = codec.runs
+        planes = self._workspace(len(rows), x.size).reshape(n_planes, -1, m, k)
+        scale, offset = codec.unpack(blocks, planes)
+        # What one product sums: a group, or the run of it that lies in a plane.
+        span = min(codec.group, k)
+        parts = x.reshape(-1, n_planes, k // span, span).transpose(1, 0, 2, 3)
+        parts = parts.reshape(n_planes, -1, span, 1)
+        runs = planes.reshape(n_planes, len(rows), -1, span).transpose(0, 2, 1, 3)
+        sums = np.matmul(runs, parts)[..., 0]
+        if span < codec.group:
+            sums = sums.sum(axis=0, keepdims=True)
+        scales = scale.reshape(len(rows), -1, len(sums), k // span)
+        product: Floats = np.zeros(len(rows), np.float32)
+        for plane, of_plane in enumerate(sums):
+            product += np.einsum("gr,rg->r", of_plane, scales[:, :, plane].reshape(len(rows), -1))
         if offset is not None:
-            product += offset.reshape(n_rows, n_groups) @ parts.sum(axis=1)[:, 0]
+            product += offset.reshape(len(rows), -1) @ x.reshape(-1, codec.group).sum(axis=1)
         return product

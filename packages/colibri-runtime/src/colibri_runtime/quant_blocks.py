@@ -23,14 +23,25 @@ Floats = NDArray[np.float32]
 class BlockCodec:
     """How a quantised dtype is taken apart.
 
-    `unpack(blocks, values)` takes `(n, block_bytes)` uint8 and fills `values`, `(n,
-    elements of a quant block)` float32, C-contiguous, with the integers; it returns `scale` and
-    `offset`, each `(n, elements // group) float32` (offset None where the dtype has none).
-    `group` is the number of consecutive elements that share a scale.
+    ggml packs elements that lie a run apart into one byte. So `runs` is `(m, n_planes, k)`: the
+    elements of a quant block in order are `m` times `n_planes` runs of `k`, and plane p holds
+    the runs that stand p-th. A plane is unpacked by one operation on many blocks, which is fast
+    where it is contiguous.
+
+    `unpack(blocks, planes)` takes `(n, block_bytes)` uint8 and fills `planes`, `(n_planes, n, m,
+    k)` float32 of any strides, with the integers; it returns `scale` and `offset`, each
+    `(n, elements // group) float32` in order (offset None where the dtype has none). `group` is
+    the number of consecutive elements that share a scale.
     """
 
     group: int
+    runs: tuple[int, int, int]
     unpack: Callable[[Bytes, Floats], tuple[Floats, Floats | None]]
+
+    def in_order(self, values: Floats) -> Floats:
+        """Planes that are views of `values`, `(n, elements)`, such that they lie in order."""
+        m, n_planes, k = self.runs
+        return values.reshape(-1, m, n_planes, k).transpose(2, 0, 1, 3)
 
 
 def _halves(blocks: Bytes, start: int, stop: int) -> Floats:
@@ -38,32 +49,31 @@ def _halves(blocks: Bytes, start: int, stop: int) -> Floats:
     return np.ascontiguousarray(blocks[:, start:stop]).view("<f2").astype(np.float32)
 
 
-def _unpack_q8_0(blocks: Bytes, values: Floats) -> tuple[Floats, None]:
-    values[:] = blocks[:, 2:].view(np.int8)
+def _unpack_nibbles(quants: Bytes, planes: Floats) -> None:
+    packed = np.ascontiguousarray(quants).reshape(planes.shape[1:])
+    planes[0] = packed & 15
+    planes[1] = packed >> 4
+
+
+def _unpack_q8_0(blocks: Bytes, planes: Floats) -> tuple[Floats, None]:
+    planes[0, :, 0] = blocks[:, 2:].view(np.int8)
     return _halves(blocks, 0, 2), None
 
 
-def _unpack_q4_0(blocks: Bytes, values: Floats) -> tuple[Floats, None]:
-    quants = blocks[:, 2:]
-    values[:, :16] = quants & 15
-    values[:, 16:] = quants >> 4
-    values -= 8
+def _unpack_q4_0(blocks: Bytes, planes: Floats) -> tuple[Floats, None]:
+    _unpack_nibbles(blocks[:, 2:], planes)
+    planes -= 8
     return _halves(blocks, 0, 2), None
 
 
-def _unpack_q4_1(blocks: Bytes, values: Floats) -> tuple[Floats, Floats]:
-    quants = blocks[:, 4:]
-    values[:, :16] = quants & 15
-    values[:, 16:] = quants >> 4
+def _unpack_q4_1(blocks: Bytes, planes: Floats) -> tuple[Floats, Floats]:
+    _unpack_nibbles(blocks[:, 4:], planes)
     halves = _halves(blocks, 0, 4)
     return halves[:, :1], halves[:, 1:]
 
 
-def _unpack_q4_k(blocks: Bytes, values: Floats) -> tuple[Floats, Floats]:
-    quants = blocks[:, 16:].reshape(-1, 4, 32)
-    nibbles = values.reshape(-1, 4, 2, 32)
-    nibbles[:, :, 0] = quants & 15
-    nibbles[:, :, 1] = quants >> 4
+def _unpack_q4_k(blocks: Bytes, planes: Floats) -> tuple[Floats, Floats]:
+    _unpack_nibbles(blocks[:, 16:], planes)
     # Eight scales and eight minima of 6 bits in 12 bytes: the low six bits of bytes 0 to 7, then
     # nibbles of bytes 8 to 11 whose upper two bits are those of bytes 0 to 7 (get_scale_min_k4).
     low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
@@ -73,23 +83,22 @@ def _unpack_q4_k(blocks: Bytes, values: Floats) -> tuple[Floats, Floats]:
     return halves[:, :1] * scales, -(halves[:, 1:] * minima)
 
 
-def _unpack_q6_k(blocks: Bytes, values: Floats) -> tuple[Floats, None]:
+def _unpack_q6_k(blocks: Bytes, planes: Floats) -> tuple[Floats, None]:
     low = blocks[:, :128].reshape(-1, 2, 2, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 32)
-    out = values.reshape(-1, 2, 4, 32)
     for quarter in range(4):
         half = low[:, :, quarter & 1]
         nibble = np.right_shift(half, 4) if quarter >= 2 else np.bitwise_and(half, 15)
-        out[:, :, quarter] = nibble | (((high >> (2 * quarter)) & 3) << 4)
-    values -= 32
+        planes[quarter] = nibble | (((high >> (2 * quarter)) & 3) << 4)
+    planes -= 32
     scales = blocks[:, 192:208].view(np.int8)
     return _halves(blocks, 208, 210) * scales, None
 
 
 BLOCK_CODECS: Final[dict[str, BlockCodec]] = {
-    "q8_0": BlockCodec(32, _unpack_q8_0),
-    "q4_0": BlockCodec(32, _unpack_q4_0),
-    "q4_1": BlockCodec(32, _unpack_q4_1),
-    "q4_k": BlockCodec(32, _unpack_q4_k),
-    "q6_k": BlockCodec(16, _unpack_q6_k),
+    "q8_0": BlockCodec(32, (1, 1, 32), _unpack_q8_0),
+    "q4_0": BlockCodec(32, (1, 2, 16), _unpack_q4_0),
+    "q4_1": BlockCodec(32, (1, 2, 16), _unpack_q4_1),
+    "q4_k": BlockCodec(32, (4, 2, 32), _unpack_q4_k),
+    "q6_k": BlockCodec(16, (2, 4, 32), _unpack_q6_k),
 }
