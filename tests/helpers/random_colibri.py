@@ -93,7 +93,7 @@ def make_model(
     head_dim: int = 32,
     context_length: int = 512,
 ) -> ModelSpec:
-    """A Qwen3 model: of experts, or dense with `n_experts` 0."""
+    """A Qwen3 model, of experts or dense with `n_experts` 0, that never ends a text by itself."""
     moe = None
     if n_experts:
         moe = MoeSpec(n_experts=n_experts, top_k=top_k, expert_size=width, norm_top_k=True)
@@ -112,7 +112,6 @@ def make_model(
         qk_norm="head",
         tie_embeddings=True,
         moe=moe,
-        eos_tokens=(256,),
     )
 
 

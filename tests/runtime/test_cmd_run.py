@@ -149,6 +149,13 @@ def test_the_prompt_may_come_from_stdin(capsys, monkeypatch, model_file):
     assert run_json(capsys, model_file, prompt="-")["prompt_tokens"] == list(b"Hello")
 
 
+@pytest.mark.parametrize("prompt", ["-", "\udcff"])
+def test_a_prompt_that_is_no_text_exits_with_2(capsys, monkeypatch, model_file, prompt):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+
+    assert fails(capsys, model_file, "--prompt", prompt) == (2, "bad-prompt")
+
+
 def test_a_dry_run_prints_the_plan_and_runs_nothing(capsys, model_file):
     assert main([str(model_file), "--dry-run", "--memory", "16M", "--prompt", "Hello"]) == 0
 
@@ -221,7 +228,9 @@ def test_a_prompt_longer_than_the_model_allows_is_refused(capsys, model_file):
     assert found == (2, "prompt-too-long")
 
 
-@pytest.mark.parametrize("arguments", [["--memory", "lots"], ["--prefetch-depth", "3"], ["--what"]])
+@pytest.mark.parametrize(
+    "arguments", [["--memory", "lots"], ["--prefetch-depth", "3"], ["--what"], []]
+)
 def test_arguments_that_do_not_parse_exit_with_2(capsys, model_file, arguments):
     with pytest.raises(SystemExit) as caught:
         main([str(model_file), *arguments])

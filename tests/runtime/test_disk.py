@@ -365,6 +365,14 @@ def test_buffered_mode_can_be_asked_for(source, pool):
     assert (file.mode, file.reason) == (IoMode.BUFFERED, "not asked for")
 
 
+def test_direct_mode_is_not_claimed_without_proof(source):
+    file = open_blocks(source.path, probe=None)
+    os.close(file.fd)
+
+    assert file.mode is IoMode.BUFFERED
+    assert "no block to prove" in file.reason
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(StorageError) as caught:
         open_blocks(tmp_path / "none.colibri", probe=None)

@@ -33,7 +33,10 @@ EXIT_INTERRUPTED: Final = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs as `argv` asks: 0 done, 1 data or I/O failure, 2 usage, 130 interrupted."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.prompt is None and not arguments.dry_run:
+        parser.error("--prompt is required, unless it is a --dry-run")
     try:
         return _run(arguments)
     except (UsageError, BudgetError) as error:
@@ -105,7 +108,19 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _prompt(text: str) -> str:
-    return sys.stdin.read() if text == "-" else text
+    """The prompt as given, or all of stdin for `-`.
+
+    Raises:
+        UsageError: `bad-prompt` when it is no valid Unicode.
+    """
+    try:
+        prompt = sys.stdin.read() if text == "-" else text
+        prompt.encode()
+    except UnicodeError as error:
+        raise UsageError(
+            "bad-prompt", "prompt", f"is no valid text ({error})", "text in UTF-8"
+        ) from error
+    return prompt
 
 
 def _with_context(

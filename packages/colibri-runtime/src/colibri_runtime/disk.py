@@ -116,14 +116,16 @@ def open_blocks(
 
     Flag and open prove nothing: some file systems take the flag and refuse the reads. So `probe`
     is read into its slot; whatever refuses, the file is opened buffered and `reason` says what
-    and why. Without a probe there is nothing to read and nothing to prove.
+    and why. Without a probe nothing is proven, and the file is opened buffered as well.
 
     Raises:
         StorageError: the file cannot be opened, or (`file-changed`) no longer has `file_size`
             bytes.
     """
     reason = "not asked for"
-    if direct:
+    if direct and probe is None:
+        reason = "there is no block to prove direct reads with"
+    elif direct and probe is not None:
         fd, reason = _open_direct(path, probe, read, open_file)
         if fd is not None:
             return _checked(OpenFile(path, fd, IoMode.DIRECT), file_size)
@@ -153,7 +155,7 @@ def _checked(file: OpenFile, file_size: int | None) -> OpenFile:
 
 def _open_direct(
     path: Path,
-    probe: BlockRead | None,
+    probe: BlockRead,
     read: ReadFunction,
     open_file: Callable[[str | Path, int], int],
 ) -> tuple[int | None, str]:
@@ -166,8 +168,6 @@ def _open_direct(
         if error.errno in (errno.ENOENT, errno.EACCES, errno.EISDIR):
             return None, ""
         return None, f"open refused O_DIRECT: {_words(error)}"
-    if probe is None:
-        return fd, ""
     try:
         n = read(fd, [probe.buffer[: probe.length]], probe.offset)
     except OSError as error:
