@@ -4,6 +4,7 @@ from .checksum import checksum
 from .diff import Difference, diff_files
 from .dtypes import DTYPES, DTYPES_BY_GGML_ID, DType
 from .errors import ColibriError, FormatCode, FormatError, StorageError, UsageError
+from .handles import Expert, Tensor
 from .interleave import can_interleave, deinterleave, interleave
 from .layout import (
     INDEX_DTYPE,
@@ -23,7 +24,7 @@ from .layout import (
 )
 from .model import MODEL_FILE, ModelSpec, MoeSpec, RopeSpec, parse_model
 from .plan import FilePlan, block_padding, plan_layout
-from .reader import Expert, Reader, Tensor
+from .reader import Reader
 from .reader import open_file as open
 from .repair import Restored, describe_loss, repair
 from .units import format_size, parse_size
