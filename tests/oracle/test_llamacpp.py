@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from colibri_repack import repack
+from colibri_runtime.config import RunConfig
 from colibri_runtime.decoder import Decoder
-from helpers.gguf_model import gguf_model
+from colibri_runtime.runtime import Runtime
 from helpers.llamacpp import perplexity, record_model
 from helpers.llamacpp_compare import greedy_disagreements, log_probabilities
-from helpers.memory_model import memory_decoder
 
 pytestmark = pytest.mark.oracle
 
@@ -36,11 +38,14 @@ def gguf_path(name: str) -> Path:
 @pytest.fixture(scope="module", params=["demo", "smollm2"])
 def compared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Decoder, dict[str, Any]]:
-    """The model's name, a decoder of it, and what llama.cpp says."""
+) -> Iterator[tuple[str, Decoder, dict[str, Any]]]:
+    """The model's name, a decoder of it repacked, and what llama.cpp says of the GGUF."""
     path = gguf_path(request.param)
-    record = record_model(path, tmp_path_factory.mktemp("twin"))
-    return request.param, memory_decoder(gguf_model(path), context=160), record
+    folder = tmp_path_factory.mktemp("oracle")
+    record = record_model(path, folder)
+    repack(path, folder / "model.colibri")
+    with Runtime.open(folder / "model.colibri", RunConfig(context=160)) as runtime:
+        yield request.param, runtime.decoder, record
 
 
 def test_greedy_choices_with_float_weights_agree(
