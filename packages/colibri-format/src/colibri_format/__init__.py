@@ -8,6 +8,7 @@ from .handles import Expert, Tensor
 from .interleave import can_interleave, deinterleave, interleave
 from .layout import (
     INDEX_DTYPE,
+    NO_LAYOUT,
     DenseTensor,
     Extent,
     FileEntry,
@@ -36,6 +37,7 @@ __all__ = [
     "DTYPES_BY_GGML_ID",
     "INDEX_DTYPE",
     "MODEL_FILE",
+    "NO_LAYOUT",
     "ColibriError",
     "DType",
     "Damage",

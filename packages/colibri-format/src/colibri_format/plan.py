@@ -153,7 +153,7 @@ class FilePlan:
     @property
     def index_bytes(self) -> int:
         """Bytes of the index and the arrays beside it, one copy."""
-        return sum(self.region_lengths[region] for region in list(Region)[:4])
+        return sum(self.region_lengths[region] for region in list(Region)[: Region.TABLES])
 
 
 def block_padding(layout: Layout, alignment: int) -> int:

@@ -263,6 +263,19 @@ class Reader:
         return self.tables.layer_layouts[layer] == MIXED
 
     @property
+    def expert_layouts(self) -> NDArray[np.uint16]:
+        """Number in `layouts` of each expert's layout, `NO_LAYOUT` where it is absent.
+
+        Shape `(n_layers, n_experts)`, as the index.
+        """
+        return self.block_index.layouts
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index and the arrays beside it, one copy."""
+        return sum(extent.length for extent in self.superblock.regions[: Region.TABLES])
+
+    @property
     def volumes(self) -> tuple[Volume, ...]:
         """The further files that hold blocks; number 1 stands first."""
         return self.tables.volumes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import FormatError, StorageError, UsageError
+from .errors import ColibriError, StorageError, UsageError
 from .header import COPIED_REGIONS, find_unsoundness
 from .layout import PAGE, round_up
 from .reader import Reader
@@ -134,7 +134,7 @@ def _put(write: Callable[[memoryview, int], int], step: _Step) -> None:
         view, offset = view[n:], offset + n
 
 
-def describe_loss(error: FormatError) -> str:
+def describe_loss(error: ColibriError) -> str:
     """What a file that cannot be opened has lost, in words, from the error of opening it."""
     if error.code == "region-checksum":
         region = error.where.rpartition(" ")[2]

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 import colibri_format
-from colibri_format import MODEL_FILE, Layout, ModelSpec, Reader, parse_model
+from colibri_format import MODEL_FILE, Expert, Layout, ModelSpec, Reader, parse_model
 
 from .cmd_shared import EXIT_OK, columns_table, facts_rows, new_console, print_json, print_rows, run
-from .facts import FileFacts, facts_of_file
+from .facts import FileFacts, facts_of_file, layouts_of_layer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,10 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    with colibri_format.open(arguments.file) as reader:
+    # Volumes are not needed to tell what is in them, and may be on a disk that is not there.
+    with colibri_format.open(arguments.file, volumes=None) as reader:
         layers = _layers(reader, arguments.layer)
-        model = parse_model(reader.read_file(MODEL_FILE), f"{arguments.file}: {MODEL_FILE}")
-        family = str(reader.metadata.get("family", model.family))
+        model = None
+        if MODEL_FILE in reader.files:
+            model = parse_model(reader.read_file(MODEL_FILE), f"{arguments.file}: {MODEL_FILE}")
+        family = str(reader.metadata.get("family", model.family if model else "not said"))
         facts = facts_of_file(reader, model, family)
         if arguments.json:
             print_json(_record(reader, model, facts, layers, arguments))
@@ -39,27 +42,29 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _layers(reader: Reader, layer: int | None) -> list[int]:
     if layer is None:
         return list(range(reader.geometry.n_layers))
-    reader.layout(layer)
+    reader.is_mixed(layer)
     return [layer]
 
 
-def _blocks(reader: Reader, layers: Iterable[int]) -> list[tuple[int, int, int, int]]:
-    """Layer, expert, offset and size of every present block of `layers`."""
+def _blocks(reader: Reader, layers: Iterable[int]) -> list[Expert]:
+    """Every present block of `layers`."""
     return [
-        (layer, expert, *_extent(reader, layer, expert))
+        reader.expert(layer, expert)
         for layer in layers
         for expert in np.flatnonzero(reader.index["size"][layer]).tolist()
     ]
 
 
-def _extent(reader: Reader, layer: int, expert: int) -> tuple[int, int]:
-    offset, size = reader.index[layer, expert].item()
-    return int(offset), int(size)
+def _layouts(reader: Reader, layer: int) -> list[dict[str, Any]]:
+    """Each layout of the layer's blocks; one without segments if it has no experts."""
+    found = [
+        {"layer": layer, "n_experts": n_blocks, "segments": _segments(layout)}
+        for layout, n_blocks in layouts_of_layer(reader, layer)
+    ]
+    return found or [{"layer": layer, "n_experts": 0, "segments": []}]
 
 
-def _segments(layout: Layout | None) -> list[dict[str, Any]]:
-    if layout is None:
-        return []
+def _segments(layout: Layout) -> list[dict[str, Any]]:
     return [
         {
             "role": segment.role.name.lower(),
@@ -75,7 +80,7 @@ def _segments(layout: Layout | None) -> list[dict[str, Any]]:
 
 def _record(
     reader: Reader,
-    model: ModelSpec,
+    model: ModelSpec | None,
     facts: FileFacts,
     layers: list[int],
     arguments: argparse.Namespace,
@@ -84,15 +89,8 @@ def _record(
         "file": str(reader.path),
         "uuid": str(reader.uuid),
         **facts.to_record(),
-        "context_length": model.context_length,
-        "layouts": [
-            {
-                "layer": layer,
-                "n_experts": int(np.count_nonzero(reader.index["size"][layer])),
-                "segments": _segments(reader.layout(layer)),
-            }
-            for layer in layers
-        ],
+        "context_length": model.context_length if model else None,
+        "layouts": [record for layer in layers for record in _layouts(reader, layer)],
         "metadata": reader.metadata,
         "warnings": list(reader.warnings),
     }
@@ -112,8 +110,14 @@ def _record(
         ]
     if arguments.blocks:
         record["blocks"] = [
-            {"layer": layer, "expert": expert, "offset": offset, "size": size}
-            for layer, expert, offset, size in _blocks(reader, layers)
+            {
+                "layer": block.layer,
+                "expert": block.expert,
+                "offset": block.offset,
+                "size": block.size,
+                "volume": block.volume,
+            }
+            for block in _blocks(reader, layers)
         ]
     if arguments.files:
         record["files"] = [
@@ -133,16 +137,17 @@ def _print(
     print_rows([*facts_rows(facts), ("uuid", str(reader.uuid))])
     table = columns_table("layers", "experts", "segment", "dtype", "shape", "at", "bytes")
     for first, last in _runs(reader, layers):
-        layout = reader.layout(first)
+        layouts = layouts_of_layer(reader, first)
         span = str(first) if first == last else f"{first}-{last}"
-        n_experts = str(np.count_nonzero(reader.index["size"][first]))
-        if layout is None:
+        if not layouts:
             table.add_row(span, "0", "none: the feed-forward network is among the dense tensors")
-        for s in _segments(layout):
-            shape = " x ".join(map(str, s["shape"]))
-            row = (span, n_experts, s["role"], s["dtype"], shape, str(s["offset"]), str(s["size"]))
-            table.add_row(*row)
-            span = n_experts = ""
+        for layout, n_blocks in layouts:
+            n_experts = str(n_blocks)
+            for s in _segments(layout):
+                shape = " x ".join(map(str, s["shape"]))
+                place = (str(s["offset"]), str(s["size"]))
+                table.add_row(span, n_experts, s["role"], s["dtype"], shape, *place)
+                span = n_experts = ""
     console.print()
     console.print(table)
     if arguments.tensors:
@@ -155,9 +160,10 @@ def _print(
         console.print()
         console.print(table)
     if arguments.blocks:
-        table = columns_table("layer", "expert", "at", "bytes")
+        table = columns_table("layer", "expert", "at", "bytes", "volume")
         for block in _blocks(reader, layers):
-            table.add_row(*map(str, block))
+            values = (block.layer, block.expert, block.offset, block.size, block.volume)
+            table.add_row(*map(str, values))
         console.print()
         console.print(table)
     if arguments.files:
@@ -176,9 +182,8 @@ def _runs(reader: Reader, layers: list[int]) -> list[tuple[int, int]]:
     for layer in layers:
         if runs:
             first, last = runs[-1]
-            is_same = reader.layout(first) == reader.layout(layer)
-            counts = np.count_nonzero(reader.index["size"][[first, layer]], axis=1)
-            if is_same and layer == last + 1 and counts[0] == counts[1]:
+            is_same = layouts_of_layer(reader, first) == layouts_of_layer(reader, layer)
+            if is_same and layer == last + 1:
                 runs[-1] = (first, layer)
                 continue
         runs.append((layer, layer))

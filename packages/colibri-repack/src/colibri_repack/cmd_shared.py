@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -30,7 +30,14 @@ EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 _FILE_WIDTH: Final = 200
 _USAGE_CODES: Final = frozenset(
-    {"bad-size", "bad-alignment", "bad-quant", "no-such-layer", "output-is-input"}
+    {
+        "bad-size",
+        "bad-alignment",
+        "bad-quant",
+        "no-such-layer",
+        "output-is-input",
+        "unknown-ro-compat",
+    }
 )
 
 
@@ -56,6 +63,17 @@ def size_argument(text: str) -> int:
         return parse_size(text)
     except ColibriError as error:
         raise ArgumentTypeError(str(error)) from error
+
+
+def add_volume_option(parser: ArgumentParser) -> None:
+    """`--volume DIR`, for commands that read what volumes hold."""
+    parser.add_argument(
+        "--volume",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder to search for volumes, after the file's own; may be repeated",
+    )
 
 
 def print_json(record: dict[str, Any]) -> None:
@@ -113,7 +131,7 @@ def new_console() -> Console:
 def facts_rows(facts: FileFacts) -> list[tuple[str, str]]:
     """The facts of a file as names and values."""
     is_moe = facts.n_experts > 1
-    moe = f"{facts.n_experts} a layer, top-{facts.top_k}"
+    moe = f"{facts.n_experts} a layer" + (f", top-{facts.top_k}" if facts.top_k else "")
     rows = [
         ("family", facts.family),
         ("layers", str(facts.n_layers)),
@@ -132,7 +150,12 @@ def facts_rows(facts: FileFacts) -> list[tuple[str, str]]:
         ("alignment", format_size(facts.alignment)),
         ("padding", f"{facts.padding_share:.2%} of the blocks' space"),
         ("index", format_size(facts.index_bytes)),
-        ("read per token", f"{format_size(facts.token_bytes)} when no expert is resident"),
+        (
+            "read per token",
+            "not known: the file describes no model"
+            if facts.token_bytes is None
+            else f"{format_size(facts.token_bytes)} when no expert is resident",
+        ),
         ("dense tensors", format_size(facts.dense_bytes)),
     ]
     rows += [
@@ -146,6 +169,10 @@ def facts_rows(facts: FileFacts) -> list[tuple[str, str]]:
     rows += [
         ("embedded files", format_size(facts.embedded_bytes)),
         ("file", f"{format_size(facts.file_size)} ({facts.file_size} bytes)"),
+    ]
+    rows += [
+        (f"volume {label}", f"{format_size(size)} ({size} bytes)")
+        for label, size in facts.volume_sizes.items()
     ]
     return rows
 

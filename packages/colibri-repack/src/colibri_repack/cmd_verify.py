@@ -11,7 +11,7 @@ from dataclasses import asdict
 import colibri_format
 from colibri_format import Damage, format_size
 
-from .cmd_shared import EXIT_DATA, EXIT_OK, print_json, progress_bar, run
+from .cmd_shared import EXIT_DATA, EXIT_OK, add_volume_option, print_json, progress_bar, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     n_bytes = 0
-    with colibri_format.open(arguments.file) as reader:
+    with colibri_format.open(arguments.file, volumes=arguments.volume) as reader:
         start = time.perf_counter()
         with progress_bar("verifying", is_quiet=arguments.json) as show:
 
@@ -61,7 +61,8 @@ def _places(n: int) -> str:
 
 
 def _place(damage: Damage) -> str:
-    return f"{damage.place} at {damage.offset:#x} ({damage.size} bytes) is damaged"
+    volume = f" of volume {damage.volume}" if damage.volume else ""
+    return f"{damage.place} at {damage.offset:#x}{volume} ({damage.size} bytes) is damaged"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,5 +71,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--layer", type=int, metavar="N", help="only this layer's blocks")
+    add_volume_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object, no progress")
     return parser
