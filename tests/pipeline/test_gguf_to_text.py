@@ -24,7 +24,7 @@ from helpers.oracle_texts import PROMPTS
 
 ROOT = Path(__file__).parent.parent.parent
 DEMO = ROOT / "packages/colibri-bench/src/colibri_bench/data/hummingbird-21m-moe.q8_0.gguf"
-CONFIG = RunConfig(memory_bytes=20 * 2**20, context=160)
+CONFIG = RunConfig(memory_bytes=14 * 2**20, context=160)
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_wasteful_slots_are_reported():
 
 
 def test_a_tight_plan_carries_the_notes_of_its_slots():
-    assert "rounds" in " ".join(plan_memory(58 * MIB, needs_of()).notes)
+    assert "rounds" in " ".join(plan_memory(56 * MIB, needs_of()).notes)
 
 
 @pytest.mark.parametrize("available", [MIB, 70 * MIB, 10**12])

@@ -68,7 +68,7 @@ def test_a_stall_of_a_tenth_or_less_needs_no_words(seconds):
 def test_a_pool_that_is_too_small_is_named_first():
     text = advice()
 
-    assert text.startswith("75% of the experts asked for had to be read: the pool holds 8 of 32")
+    assert text.startswith("75% of the experts asked for had to be read: the pool holds 10 of 32")
     assert "--memory 39M or above" in text
 
 

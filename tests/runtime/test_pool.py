@@ -8,7 +8,7 @@ from colibri_runtime.pool import HUGE_PAGE, Pool, huge_bytes, pool_bytes
 
 
 def test_slots_are_aligned_apart_and_of_the_size_asked_for():
-    pool = Pool(5, 12288)
+    pool = Pool(2000, 12288)
 
     addresses = [pool.slot(i).__array_interface__["data"][0] for i in range(5)]
     assert addresses[0] % HUGE_PAGE == 0
@@ -39,13 +39,22 @@ def test_a_view_outlives_the_pool():
 
 
 def test_the_report_says_what_was_got():
-    pool = Pool(4, 2**20)
+    pool = Pool(16, 2**20)
 
     report = pool.report()
 
-    assert (report.n_slots, report.slot_bytes, report.arena_bytes) == (4, 2**20, 4 * 2**20)
-    assert report.huge_bytes == 4 * 2**20 or report.huge_bytes is None or report.notes
-    assert pool.mapped_bytes == pool_bytes(4, 2**20) == 4 * 2**20 + HUGE_PAGE
+    assert (report.n_slots, report.slot_bytes, report.arena_bytes) == (16, 2**20, 16 * 2**20)
+    assert report.huge_bytes == 16 * 2**20 or report.huge_bytes is None or report.notes
+    assert pool.mapped_bytes == pool_bytes(16, 2**20) == 16 * 2**20 + HUGE_PAGE
+    pool.close()
+
+
+def test_a_small_pool_loses_nothing_to_alignment():
+    pool = Pool(3, 4096)
+
+    assert pool.mapped_bytes == pool_bytes(3, 4096) == 3 * 4096
+    assert pool.slot(0).__array_interface__["data"][0] % 4096 == 0
+    assert pool.report().notes == ()
     pool.close()
 
 
@@ -53,7 +62,7 @@ def test_refused_advice_is_reported_and_the_pool_works(monkeypatch):
     monkeypatch.setattr("mmap.MADV_HUGEPAGE", 9999, raising=False)
     monkeypatch.delattr("mmap.MADV_DONTFORK", raising=False)
 
-    pool = Pool(1, 4096)
+    pool = Pool(4096, 4096)
 
     notes = " ".join(pool.report().notes)
     assert "MADV_HUGEPAGE refused" in notes

@@ -24,7 +24,7 @@ from colibri_runtime import cmd_run
 from .demo_model import DEMO_NAME, demo_gguf
 
 PROMPT: Final = "Once upon a time there was a"
-SMALL: Final = "10M"
+SMALL: Final = "8M"
 LARGE: Final = "64M"
 
 

@@ -19,7 +19,8 @@ def attention_bytes(
     n_tokens: int, n_positions: int, n_heads: int, n_kv_heads: int, head_dim: int, kv_itemsize: int
 ) -> int:
     """Upper bound of what `attend` allocates, its result included."""
-    scores = max(SCORE_BYTES, 4 * n_heads * n_positions)
+    one_query = 4 * n_heads * n_positions
+    scores = min(max(SCORE_BYTES, one_query), n_tokens * one_query)
     mask = scores // max(n_heads, 1) + 8 * n_positions
     queries = 4 * n_tokens * n_heads * head_dim
     widened = 0 if kv_itemsize == 4 else 2 * 4 * n_positions * head_dim

@@ -120,7 +120,7 @@ def plan_memory(
             f"{format_size(needs.dense_bytes)} of dense tensors, "
             f"{format_size(needs.kv_bytes)} of KV cache, "
             f"{format_size(needs.working_bytes)} of working memory and "
-            f"{format_size(pool_bytes(fewest, needs.slot_bytes))} for one slot, aligned",
+            f"{format_size(pool_bytes(fewest, needs.slot_bytes))} for one slot",
             f"give --memory {smallest}, or more for speed, or a shorter --context",
             smallest_bytes=smallest,
         )
@@ -128,6 +128,9 @@ def plan_memory(
     if n_blocks:
         per_slot = needs.slot_bytes + SLOT_OVERHEAD
         n_slots = min(n_blocks, fewest + (budget_bytes - smallest) // per_slot)
+        # A pool that grows past the size from which it is aligned loses some slots to that.
+        while total_bytes(needs, n_slots, io_threads=io_threads) > budget_bytes:
+            n_slots -= 1
     slots = plan_slots(
         n_slots=n_slots,
         blocks_per_layer=needs.blocks_per_layer,

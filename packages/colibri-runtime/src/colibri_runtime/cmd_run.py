@@ -216,12 +216,14 @@ def _generate(job: _Job, reader: Any) -> int:
 
 
 def _warm_up() -> None:
-    """Makes NumPy's BLAS allocate its own buffers, which are the library's and not the model's."""
+    """Has NumPy load and allocate what is its own: the library's memory, not the model's."""
     import numpy as np
 
     square = np.ones((256, 256), np.float32)
     np.matmul(square, square)
     np.matmul(square, square[0])
+    # numpy.random is loaded when it is first asked for, and its extensions take 4 MB.
+    np.random.default_rng(0).random()
 
 
 def _stream(job: _Job, runtime: Runtime) -> None:

@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from colibri_format import StorageError, UsageError
 
 HUGE_PAGE: Final = 2 * 2**20
-"""Bytes of a huge page on x86-64 and on arm64 with 4 KiB pages; the arena starts a multiple."""
+"""Bytes of a huge page on x86-64 and on arm64 with 4 KiB pages; large arenas start a multiple."""
+
+LEAST_HUGE_ARENA: Final = 8 * HUGE_PAGE
+"""Arenas below stand in ordinary pages: aligning them could cost over an eighth of their size."""
 
 _RANGE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 
@@ -34,15 +37,16 @@ class PoolReport:
 
 
 def pool_bytes(n_slots: int, slot_bytes: int) -> int:
-    """Bytes that a pool maps: its slots, and up to a huge page lost to the arena's alignment."""
-    return n_slots * slot_bytes + HUGE_PAGE if n_slots else 0
+    """Bytes that a pool maps: its slots, and what a large arena may lose to its alignment."""
+    size = n_slots * slot_bytes
+    return size + (HUGE_PAGE if size >= LEAST_HUGE_ARENA else 0)
 
 
 class Pool:
     """`n_slots` slots of `slot_bytes` bytes each, touched, so that they can be had for certain.
 
-    The arena starts at a multiple of 2 MiB and never grows. Slots start at multiples of
-    `slot_bytes` within it, which is itself a multiple of the page size: so they suit O_DIRECT.
+    The arena never grows; one of `LEAST_HUGE_ARENA` bytes or more starts at a multiple of 2 MiB
+    and asks for huge pages. Slots start at multiples of `slot_bytes` within it, which is itself a multiple of the page size: so they suit O_DIRECT.
     The pool owns the memory; arrays over it keep it alive after `close`.
 
     Raises:
@@ -75,19 +79,23 @@ class Pool:
     def _map_arena(self, size: int) -> NDArray[np.uint8]:
         try:
             # Python's default is MAP_SHARED, which the kernel backs by shmem: no huge pages there.
-            self._map = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map = mmap.mmap(
+                -1, self.mapped_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            )
         except OSError as error:
             raise StorageError(
                 "out-of-memory",
                 "pool",
-                f"the system maps no {size + HUGE_PAGE} bytes: {error.strerror}",
+                f"the system maps no {self.mapped_bytes} bytes: {error.strerror}",
                 "memory for every slot",
                 "give a smaller --memory",
                 errno=error.errno,
             ) from error
         whole = np.frombuffer(self._map, np.uint8)
-        start = -int(whole.__array_interface__["data"][0]) % HUGE_PAGE
-        self._advise("MADV_HUGEPAGE", start, size)
+        start = 0
+        if size >= LEAST_HUGE_ARENA:
+            start = -int(whole.__array_interface__["data"][0]) % HUGE_PAGE
+            self._advise("MADV_HUGEPAGE", start, size)
         # A fork during a direct read into private memory corrupts it (open(2), O_DIRECT notes).
         self._advise("MADV_DONTFORK", start, size)
         arena = whole[start : start + size]
@@ -126,7 +134,9 @@ class Pool:
     def report(self) -> PoolReport:
         """What was got, as found when the pool was made."""
         notes = list(self._notes)
-        if self._huge is not None and self._huge < self.arena_bytes // HUGE_PAGE * HUGE_PAGE:
+        is_large = self.arena_bytes >= LEAST_HUGE_ARENA
+        whole = self.arena_bytes // HUGE_PAGE * HUGE_PAGE
+        if is_large and self._huge is not None and self._huge < whole:
             notes.append(
                 f"{self._huge} of {self.arena_bytes} bytes are in huge pages: see "
                 "/sys/kernel/mm/transparent_hugepage/enabled and free memory's fragmentation"

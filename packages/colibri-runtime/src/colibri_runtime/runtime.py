@@ -61,6 +61,22 @@ def read_model(reader: Reader) -> ModelSpec:
     return parse_model(reader.read_file(MODEL_FILE), f"{reader.path}: {MODEL_FILE}")
 
 
+def check_whole(reader: Reader) -> None:
+    """Nothing, unless blocks of the file stand in volumes.
+
+    Raises:
+        UsageError: `striped-unsupported`.
+    """
+    if reader.volumes:
+        raise UsageError(
+            "striped-unsupported",
+            reader.path,
+            f"its blocks stand in {len(reader.volumes)} volumes",
+            "this version reads blocks from one file",
+            "repack the source into one file",
+        )
+
+
 def describe_needs(
     reader: Reader, model: ModelSpec, backend: Backend, config: RunConfig
 ) -> MemoryNeeds:
@@ -155,6 +171,7 @@ class Runtime:
         self.config = config
         with ExitStack() as stack:
             stack.callback(reader.close)
+            check_whole(reader)
             self.model = read_model(reader)
             self.backend = load_backend(config.backend)
             self.context = choose_context(self.model, config.context, str(reader.path))
