@@ -46,7 +46,8 @@ class Pool:
     """`n_slots` slots of `slot_bytes` bytes each, touched, so that they can be had for certain.
 
     The arena never grows; one of `LEAST_HUGE_ARENA` bytes or more starts at a multiple of 2 MiB
-    and asks for huge pages. Slots start at multiples of `slot_bytes` within it, which is itself a multiple of the page size: so they suit O_DIRECT.
+    and asks for huge pages. Slots start at multiples of `slot_bytes` within it, which is itself a
+    multiple of the page size: so they suit O_DIRECT.
     The pool owns the memory; arrays over it keep it alive after `close`.
 
     Raises:
