@@ -19,6 +19,18 @@ from colibri_format.header import Region
 
 SPEC = Path(__file__).with_name("colibri-1.md")
 
+JSON_TYPES = {
+    " | None": " or null",
+    "tuple[int, ...]": "array of whole numbers",
+    "dict[str, Any]": "object",
+    "RopeSpec": "object",
+    "MoeSpec": "object",
+    "float": "number",
+    "bool": "true or false",
+    "str": "string",
+    "int": "whole number",
+}
+
 MEANINGS = {
     "FILE_TOO_SMALL": "fewer than 4 pages",
     "BAD_MAGIC": "the first 8 bytes are others",
@@ -111,7 +123,9 @@ def model_table() -> str:
                 if field.default != 0 or field.default is False
                 else 0
             )
-            kind_text = str(field.type).replace(" | None", " or null")
+            kind_text = str(field.type)
+            for python, text in JSON_TYPES.items():
+                kind_text = kind_text.replace(python, text)
             rows.append(f"| `{field.name}` | {kind_text} | {default} |")
         parts.append("\n".join(rows))
     return "\n\n".join(parts)
@@ -177,8 +191,9 @@ def example() -> str:
                 pieces.append((f"{region.name.lower()} region", extent.offset, extent.length))
             pieces.append(("pack of layer 0", *dataclasses.astuple(file.layer_pack(0))))
             pieces.append(("pack of files", *file.tables.packs[2].item()))
-            block = file.expert(0, 1)
-            pieces.append(("block of layer 0, expert 1", block.offset, block.size))
+            for expert in range(2):
+                block = file.expert(0, expert)
+                pieces.append((f"block of layer 0, expert {expert}", block.offset, block.size))
     for place, offset, size in pieces:
         dump = "\n".join(hexdump(data[offset : offset + size], offset))
         title = place[0].upper() + place[1:]

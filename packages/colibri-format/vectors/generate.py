@@ -25,10 +25,13 @@ def facts(path: Path) -> dict[str, Any]:
     """What every reader must find in a valid file."""
     with cf.open(path) as file:
         index = file.block_index
-        content = hashlib.sha256()
+        content, plain = hashlib.sha256(), hashlib.sha256()
         for layer, expert in np.argwhere(index.entries["size"] != 0).tolist():
             handle = file.expert(layer, expert)
-            content.update(file.read_at(handle.offset, handle.size, handle.volume))
+            block = np.frombuffer(file.read_at(handle.offset, handle.size, handle.volume), np.uint8)
+            content.update(block)
+            for segment in handle.segments:
+                plain.update(handle.plain(segment, block))
         for tensor in file.tensors.values():
             content.update(file.read_at(tensor.offset, tensor.size))
         for entry in file.files.values():
@@ -36,6 +39,7 @@ def facts(path: Path) -> dict[str, Any]:
         return {
             "alignment": file.geometry.alignment,
             "content_sha256": content.hexdigest(),
+            "plain_sha256": plain.hexdigest(),
             "damage": [
                 [d.code.upper().replace("-", "_"), d.volume, d.offset] for d in file.verify()
             ],

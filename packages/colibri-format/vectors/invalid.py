@@ -70,6 +70,27 @@ def swap_names(forge: Forge) -> None:
     )
 
 
+def tensor_offset(forge: Forge, number: int) -> int:
+    tables = forge.region(Region.TABLES)
+    (offset,) = struct.unpack_from("<Q", tables, forge.record_offset("tensor", number) + 56)
+    return int(offset)
+
+
+def drop_files(forge: Forge) -> None:
+    """No file records, their strings and their pack still there."""
+    tables = bytes(forge.region(Region.TABLES))
+    start, end = forge.record_offset("file"), forge.record_offset("volume")
+    tables = tables[:start] + tables[end:]
+    forge.set_region(Region.TABLES, tables[:16] + u32(0) + tables[20:])
+
+
+def dirty_padding(forge: Forge) -> None:
+    """Bytes that are not zero after both copies of the index."""
+    extent = forge.superblock.regions[Region.INDEX]
+    for offset in (extent.offset, extent.copy_offset):
+        forge.data[offset + 4095] = 1
+
+
 def rename_file(forge: Forge, name: bytes) -> Forge:
     tables = bytes(forge.region(Region.TABLES))
     assert len(name) == len("config.json")
@@ -159,6 +180,24 @@ RULES: dict[str, tuple[str, Callable[[Forge], object]]] = {
     "segment_shape_beyond_rank": ("bad-shape", table("segment", 0, 40, u64(1))),
     "segment_shape_overflow": ("size-mismatch", table("segment", 0, 24, u64(2**61))),
     "segment_size": ("size-mismatch", table("segment", 0, 16, u64(1))),
+    "last_segment_size": ("size-mismatch", table("segment", 5, 16, u64(1))),
+    "segment_interleave_and_shape": (
+        "bad-shape",
+        lambda forge: table("segment", 0, 6, u16(9))(table("segment", 0, 4, u16(16))(forge)),
+    ),
+    "dtype_numbers_of_another_name": (
+        "bad-dtype",
+        table("string", 0, 4, b"f32"),
+    ),
+    "tensor_length_over_limit": ("bad-shape", table("tensor", 0, 24, u64(0, 2**63))),
+    "tensor_gap_in_pack": (
+        "bad-tensor",
+        lambda forge: table("tensor", 3, 56, u64(tensor_offset(forge, 3) + 64))(forge),
+    ),
+    "pack_of_files_without_files": (
+        "bad-file-entry",
+        drop_files,
+    ),
     "layer_layout": ("bad-layer", table("layer", 0, 0, u32(2))),
     "layer_reserved": ("reserved-not-zero", table("layer", 0, 4, b"\1")),
     "layer_without_layout_has_experts": (
@@ -209,6 +248,18 @@ RULES: dict[str, tuple[str, Callable[[Forge], object]]] = {
     "block_over_block": ("extent-overlap", overlap_blocks),
     "block_over_pack": ("extent-overlap", overlap_pack),
     "metadata_not_utf8": ("metadata-invalid", metadata(b'{"a":"\xff"}')),
+    "metadata_byte_order_mark": ("metadata-invalid", metadata(b"\xef\xbb\xbf{}")),
+    "metadata_utf16": ("metadata-invalid", metadata("{}".encode("utf-16-le"))),
+    "metadata_exponent": ("metadata-invalid", metadata(b'{"a":1e2}')),
+    "metadata_leading_zero": ("metadata-invalid", metadata(b'{"a":01}')),
+    "metadata_control_character": ("metadata-invalid", metadata(b'{"a":"\x01"}')),
+    "metadata_trailing_text": ("metadata-invalid", metadata(b"{}{}")),
+    "metadata_surrogate_pair": (
+        "metadata-not-canonical",
+        metadata(b'{"a":"\\ud83d\\udc26"}'),
+    ),
+    "metadata_escaped_slash": ("metadata-not-canonical", metadata(b'{"a":"\\/"}')),
+    "metadata_upper_case_escape": ("metadata-not-canonical", metadata(b'{"a":"\\u001F"}')),
     "metadata_no_json": ("metadata-invalid", metadata(b'{"a":}')),
     "metadata_no_object": ("metadata-invalid", metadata(b"[]")),
     "metadata_float": ("metadata-invalid", metadata(b'{"a":1.5}')),
@@ -298,6 +349,7 @@ WHOLE_FILES: dict[str, tuple[str, Callable[[Forge], object]]] = {
     "head_magic_tail_flipped": ("bad-magic", flip(0, -1)),
     "tail_of_other_size": ("superblock-checksum", tail_of_other_size),
     "superblocks_differ": ("superblock-conflict", other_tail),
+    "padding_of_both_indexes": ("region-checksum", dirty_padding),
     "both_indexes_flipped": ("region-checksum", flip_both_copies(Region.INDEX)),
     "both_checksums_flipped": ("region-checksum", flip_both_copies(Region.CHECKSUMS)),
     "both_tables_flipped": ("region-checksum", flip_both_copies(Region.TABLES)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from colibri_format.header import (
     place_regions,
 )
 from colibri_format.layout import PAGE
+from colibri_format.writer import derive_uuid
 from forge import Forge
 
 F32, Q8_0 = cf.DTYPES["f32"], cf.DTYPES["q8_0"]
@@ -147,6 +149,9 @@ PLANS: dict[str, Callable[[], cf.FilePlan]] = {
     ),
     "align_16k": lambda: base_plan(alignment=2**14),
     "align_2m": lambda: tiny_plan(alignment=2**21),
+    "length_0_beside_huge_lengths": lambda: tiny_plan(
+        tensors=[cf.TensorSpec("a", F32, (2**61, 2**61, 0)), cf.TensorSpec("b", F32, (3,))]
+    ),
     "every_dtype": lambda: tiny_plan(tensors=dtype_tensors()),
     "unknown_dtypes": lambda: tiny_plan(
         tensors=[
@@ -189,7 +194,7 @@ PLANS: dict[str, Callable[[], cf.FilePlan]] = {
     "mixed": mixed_plan,
     "striped": lambda: base_plan(volumes=["fast", "slow"]),
     "striped_and_mixed": lambda: mixed_plan(volumes=["v"], block_volumes=chosen_volumes()),
-    "striped_empty_volume": lambda: tiny_plan(volumes=["full", "empty"]),
+    "striped_empty_volumes": lambda: tiny_plan(volumes=["full", "empty", "also empty"]),
     "striped_align_16k": lambda: base_plan(volumes=["a", "b", "c"], alignment=2**14),
 }
 
@@ -255,7 +260,12 @@ def with_extension(forge: Forge) -> None:
         regions.append(extent)
     page = encode_superblock(
         dataclasses.replace(
-            block, regions=tuple(regions), file_size=file_size, compat=1 << 50, ro_compat=1 << 3
+            block,
+            uuid=derive_uuid([content[r] for r in COPIED_REGIONS if r in content]),
+            regions=tuple(regions),
+            file_size=file_size,
+            compat=1 << 50,
+            ro_compat=1 << 3,
         )
     )
     forge.data[:PAGE] = forge.data[-PAGE:] = page
@@ -297,3 +307,11 @@ def write_valid(folder: Path) -> Iterator[tuple[str, Path]]:
         forge = Forge((folder / f"{source}.colibri").read_bytes())
         change(forge)
         yield name, forge.write(folder / f"{name}.colibri")
+    for name, place in (("volume_head_damaged", 100), ("volume_tail_damaged", -100)):
+        target = folder / name
+        shutil.copytree(folder / "striped", target)
+        volume = target / "striped.fast.colibri-volume"
+        data = bytearray(volume.read_bytes())
+        data[place] ^= 1
+        volume.write_bytes(data)
+        yield name, (target / "striped.colibri").rename(target / f"{name}.colibri")

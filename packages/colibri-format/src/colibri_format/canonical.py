@@ -49,10 +49,14 @@ def parse_canonical(data: bytes, where: str) -> dict[str, Any]:
     def refuse(found: str, required: str = "a JSON object as section 10 defines") -> FormatError:
         return FormatError(FormatCode.METADATA_INVALID, f"{where}: metadata", found, required)
 
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise refuse(f"is not UTF-8 ({error})") from error
     if (depth := _depth(data)) > MAX_DEPTH:
         raise refuse(f"nested {depth} deep", f"at most {MAX_DEPTH} is allowed")
     try:
-        value = json.loads(data, parse_int=_parse_int, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_int=_parse_int, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise refuse(f"is no JSON text ({error})") from error
     if not isinstance(value, dict):

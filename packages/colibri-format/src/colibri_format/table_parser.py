@@ -500,19 +500,13 @@ class _PackWalk:
                 self.check_empty(skipped)
             self.pack, self.position = pack, None
         start, length = self.packs[pack]
-        is_first = self.position is None
-        low = start if self.position is None else round_up(self.position, SEGMENT_ALIGNMENT)
-        if (
-            offset % SEGMENT_ALIGNMENT
-            or (offset != start if is_first else offset < low)
-            or offset > start + length
-            or size > start + length - offset
-        ):
+        due = start if self.position is None else round_up(self.position, SEGMENT_ALIGNMENT)
+        if offset != due or size > start + length - offset:
             raise self.parser.error(
                 self.code,
                 place,
                 f"{size} bytes at {offset:#x}",
-                f"a multiple of 64 from {low:#x}, inside the pack of {length} bytes at {start:#x}",
+                f"at {due:#x}, inside the pack of {length} bytes at {start:#x}",
             )
         self.position = offset + size
 

@@ -139,15 +139,20 @@ def _find(
     where: str,
 ) -> FoundVolume:
     place = f"{where}: volume {number} ({volume.label})"
+    matches: list[tuple[_Candidate, VolumePage]] = []
     impostor: _Candidate | None = None
     for candidate in candidates:
-        for page in (candidate.head, candidate.tail):
-            if page is None:
-                continue
-            if page.volume.digest == volume.digest:
-                return _take(candidate, page, VolumePage(number, volume, align_log2), place)
-            if (page.number, page.volume.label) == (number, volume.label):
-                impostor = candidate
+        pages = [page for page in (candidate.head, candidate.tail) if page is not None]
+        named = [p for p in pages if (p.number, p.volume.label) == (number, volume.label)]
+        same = [page for page in named if page.volume.digest == volume.digest]
+        if same:
+            matches.append((candidate, same[0]))
+        elif named:
+            impostor = impostor or candidate
+    if matches:
+        # A copy that was cut short must not hide a whole one.
+        whole = [match for match in matches if match[0].file_size == volume.file_size]
+        return _take(*(whole or matches)[0], VolumePage(number, volume, align_log2), place)
     if impostor is not None:
         raise FormatError(
             FormatCode.VOLUME_MISMATCH,
