@@ -1,10 +1,10 @@
 """How long opening a model of many experts takes, beside safetensors and gguf-py.
 
-`python open_time.py [--layers 92] [--experts 896] [--rounds 15]`; needs `pip install safetensors gguf`.
-Three files of the same model (tiny matrices: only headers matter) are made in a temporary folder and
-opened in turn, warm. safetensors holds one tensor for each expert and matrix, as checkpoints do; GGUF
-holds one stacked tensor for each layer and matrix, so it has 896 times fewer to list, and cannot tell
-where an expert stands without arithmetic on shapes.
+`python open_time.py [--layers 92] [--experts 896] [--rounds 15]`; needs safetensors and gguf.
+Three files of the same model (tiny matrices: only headers matter) are made in a temporary folder
+and opened in turn, warm. safetensors holds one tensor for each expert and matrix, as checkpoints
+do; GGUF holds one stacked tensor for each layer and matrix, so it has 896 times fewer to list, and
+cannot tell where an expert stands without arithmetic on shapes.
 """
 
 from __future__ import annotations

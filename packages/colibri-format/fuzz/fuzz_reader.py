@@ -2,8 +2,8 @@
 
 `python fuzz_reader.py [-runs=N] [-max_total_time=SECONDS]`; needs `pip install atheris`. An input
 names a conformance vector and patches to its superblock, regions or bytes; checksums are put right
-after patches of the first two kinds, so that the rules behind them are reached. A file must open, or be
-refused with a code; whatever opens must verify and read without any other exception.
+after patches of the first two kinds, so that the rules behind them are reached. A file must open,
+or be refused with a code; whatever opens must verify and read without any other exception.
 """
 
 from __future__ import annotations
