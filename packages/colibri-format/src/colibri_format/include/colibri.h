@@ -1563,7 +1563,7 @@ static int colibri_i_walk_on(colibri_i_parser *parser, colibri_i_walk *walk, uin
         colibri_extent pack = colibri_i_extent(walk->packs + 16 * (size_t)walk->pack);
         if (walk->has_records ? walk->position != pack.offset + pack.size : pack.offset || pack.size)
             return colibri_i_fail(parser->f, walk->code,
-                                  "%s: pack %" PRIu32 " ends elsewhere than its last record, or has none and is not {0, 0}",
+                                  "%s: pack %" PRIu32 " ends past its last record, or has none and is not {0, 0}",
                                   parser->table, walk->pack);
         walk->has_records = 0;
     }
@@ -1574,18 +1574,19 @@ static int colibri_i_walk_step(colibri_i_parser *parser, colibri_i_walk *walk, u
                                uint64_t offset, uint64_t size)
 {
     colibri_extent pack = colibri_i_extent(walk->packs + 16 * (size_t)in);
+    uint64_t due, end = pack.offset + pack.size;
     int code;
     if (in < walk->pack)
         return colibri_i_fail(parser->f, walk->code, "%s %" PRIu32 ": records are not ordered by layer",
                               parser->table, number);
     if ((code = colibri_i_walk_on(parser, walk, in)) != 0)
         return code;
-    if (offset % 64 || (walk->has_records ? offset < walk->position : offset != pack.offset) ||
-        offset > pack.offset + pack.size || size > pack.offset + pack.size - offset)
+    due = walk->has_records ? colibri_i_pad(walk->position, 64) : pack.offset;
+    if (offset != due || offset > end || size > end - offset)
         return colibri_i_fail(parser->f, walk->code,
-                              "%s %" PRIu32 ": %" PRIu64 " bytes at %" PRIu64
-                              "; a multiple of 64 after the record before, inside the pack",
-                              parser->table, number, size, offset);
+                              "%s %" PRIu32 ": %" PRIu64 " bytes at %" PRIu64 "; at %" PRIu64
+                              ", inside the pack that ends at %" PRIu64,
+                              parser->table, number, size, offset, due, end);
     walk->position = offset + size;
     walk->has_records = 1;
     return 0;
@@ -2222,7 +2223,7 @@ typedef struct colibri_i_page {
 typedef struct colibri_i_candidate {
     char *path;
     uint64_t file_size;
-    colibri_i_page head, tail;
+    colibri_i_page pages[2]; /* at its start and at its end */
 } colibri_i_candidate;
 
 typedef struct colibri_i_candidates {
@@ -2250,11 +2251,11 @@ static void colibri_i_parse_page(colibri_i_page *page, const uint8_t bytes[4096]
     page->is_sound = end == page->file_size;
 }
 
-/* `folder`/`name` in new memory, for colibri_i_delete_path. */
+/* `folder`/`name`, or a copy of `name` if `folder` is empty, for colibri_i_delete_path. */
 static char *colibri_i_join(colibri_file *f, const char *folder, const char *name)
 {
     size_t length = strlen(folder);
-    const char *separator = length && folder[length - 1] == '/' ? "" : "/";
+    const char *separator = length == 0 || folder[length - 1] == '/' ? "" : "/";
     size_t room = length + strlen(separator) + strlen(name) + 1;
     char *path = (char *)colibri_i_new(f, room);
     if (path)
@@ -2305,9 +2306,9 @@ static void colibri_i_read_pages(colibri_i_candidate *candidate)
     candidate->file_size = (uint64_t)status.st_size;
     if (candidate->file_size >= COLIBRI_PAGE) {
         if (colibri_i_pread(fd, bytes, COLIBRI_PAGE, 0) == 0)
-            colibri_i_parse_page(&candidate->head, bytes);
+            colibri_i_parse_page(&candidate->pages[0], bytes);
         if (colibri_i_pread(fd, bytes, COLIBRI_PAGE, candidate->file_size - COLIBRI_PAGE) == 0)
-            colibri_i_parse_page(&candidate->tail, bytes);
+            colibri_i_parse_page(&candidate->pages[1], bytes);
     }
     close(fd);
 }
@@ -2351,59 +2352,66 @@ static int colibri_i_list_folder(colibri_file *f, const char *folder, colibri_i_
     return 0;
 }
 
-/* Volume `number` is in `candidate`, as `page` (one of its two) says by its digest: 0 if all agrees. */
-static int colibri_i_take_volume(colibri_file *f, uint32_t number, colibri_i_candidate *candidate,
-                                 const colibri_i_page *page)
+static int colibri_i_is_named(const colibri_i_page *page, uint32_t number, const colibri_volume *volume)
+{
+    return page->is_sound && page->number == number && page->label_length == volume->label_length &&
+           memcmp(page->label, volume->label, volume->label_length) == 0;
+}
+
+/* Opens `candidate`, whose page `match` has the digest, number and label of volume `number`. */
+static int colibri_i_take_volume(colibri_file *f, uint32_t number, const colibri_volume *volume,
+                                 colibri_i_candidate *candidate, const colibri_i_page *match)
 {
     colibri_i_handle *handle = &f->i_handles[number];
-    const colibri_i_page *ends[2];
-    colibri_volume volume;
     struct stat status;
-    colibri_get_volume(f, number, &volume);
-    if (page->number != number || page->label_length != volume.label_length ||
-        memcmp(page->label, volume.label, volume.label_length) != 0 || page->data_offset != volume.data_offset ||
-        page->data_length != volume.data_length || page->align_log2 != f->i_align_log2)
+    if (match->data_offset != volume->data_offset || match->data_length != volume->data_length ||
+        match->align_log2 != f->i_align_log2)
         return colibri_i_fail(f, COLIBRI_E_VOLUME_MISMATCH,
                               "volume %" PRIu32 ": the page of %.160s is not as its record", number, candidate->path);
     handle->fd = colibri_i_open_file(candidate->path, &status);
     if (handle->fd < 0)
         return colibri_i_fail_os(f, "opening a volume", candidate->path);
-    if ((uint64_t)status.st_size != volume.file_size)
+    if ((uint64_t)status.st_size != volume->file_size)
         return colibri_i_fail(f,
-                              (uint64_t)status.st_size < volume.file_size ? COLIBRI_E_TRUNCATED
-                                                                          : COLIBRI_E_TRAILING_BYTES,
+                              (uint64_t)status.st_size < volume->file_size ? COLIBRI_E_TRUNCATED
+                                                                           : COLIBRI_E_TRAILING_BYTES,
                               "volume %" PRIu32 ": %.120s has %" PRIu64 " bytes; %" PRIu64 " are recorded", number,
-                              candidate->path, (uint64_t)status.st_size, volume.file_size);
-    ends[0] = &candidate->head;
-    ends[1] = &candidate->tail;
-    for (uint32_t end = 0; end < 2; end++)
-        if (!ends[end]->is_sound || memcmp(ends[end], page, sizeof *page) != 0)
+                              candidate->path, (uint64_t)status.st_size, volume->file_size);
+    for (unsigned end = 0; end < 2; end++)
+        if (memcmp(&candidate->pages[end], match, sizeof *match) != 0)
             colibri_i_warn(f, end ? COLIBRI_VOLUME_END : COLIBRI_VOLUME_START, number);
-    handle->path = candidate->path; /* the handle has it now */
-    candidate->path = NULL;
-    return 0;
+    handle->path = colibri_i_join(f, "", candidate->path);
+    return handle->path ? 0 : COLIBRI_E_NO_MEMORY;
 }
 
+/* The first file that matches and is whole, or else the first that matches. */
 static int colibri_i_find_volume(colibri_file *f, uint32_t number, colibri_i_candidates *list)
 {
-    const colibri_i_candidate *impostor = NULL;
+    colibri_i_candidate *best = NULL, *impostor = NULL;
+    const colibri_i_page *match = NULL;
     colibri_volume volume;
     colibri_get_volume(f, number, &volume);
     for (size_t i = 0; i < list->n; i++) {
         colibri_i_candidate *candidate = &list->items[i];
-        const colibri_i_page *pages[2];
-        pages[0] = &candidate->head;
-        pages[1] = &candidate->tail;
-        for (int end = 0; end < 2; end++) {
-            if (!pages[end]->is_sound)
+        const colibri_i_page *same = NULL;
+        int is_named = 0;
+        for (unsigned end = 0; end < 2; end++) {
+            const colibri_i_page *page = &candidate->pages[end];
+            if (!colibri_i_is_named(page, number, &volume))
                 continue;
-            if (memcmp(pages[end]->digest, volume.digest, 16) == 0)
-                return colibri_i_take_volume(f, number, candidate, pages[end]);
-            if (pages[end]->number == number && pages[end]->label_length == volume.label_length &&
-                memcmp(pages[end]->label, volume.label, volume.label_length) == 0)
-                impostor = candidate;
+            is_named = 1;
+            if (!same && memcmp(page->digest, volume.digest, 16) == 0)
+                same = page;
         }
+        if (same && (!best || (best->file_size != volume.file_size && candidate->file_size == volume.file_size))) {
+            best = candidate;
+            match = same;
+        }
+        if (is_named && !same && !impostor)
+            impostor = candidate;
     }
+    if (best)
+        return colibri_i_take_volume(f, number, &volume, best, match);
     if (impostor)
         return colibri_i_fail(f, COLIBRI_E_VOLUME_MISMATCH,
                               "volume %" PRIu32 ": %.160s has its label and number, but other content", number,
