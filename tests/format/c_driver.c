@@ -4,6 +4,7 @@
  *   c_driver hash FILE SEED...                      both hashes of the first n bytes, for many n
  *   c_driver read PATH LAYER EXPERT                 how reads into several buffers went
  *   c_driver plain PATH ROLE                        plain bytes of the segment of block L0/E0, in hex
+ *   c_driver memory PATH                            opening while each allocation fails in turn
  *   c_driver codes                                  number and name of each code
  */
 #define COLIBRI_IMPLEMENTATION
@@ -316,6 +317,41 @@ static int run_plain(char **argv)
     return code ? 3 : 0;
 }
 
+static uint64_t n_left; /* allocations before the one that fails */
+
+static void *allocate_some(void *context, size_t size)
+{
+    (void)context;
+    return n_left-- == 0 ? NULL : malloc(size);
+}
+
+static void release_some(void *context, void *pointer, size_t size)
+{
+    (void)context;
+    memset(pointer, 0xA5, size); /* a size that is too large is caught here */
+    free(pointer);
+}
+
+static int run_memory(const char *path)
+{
+    colibri_options options;
+    memset(&options, 0, sizeof options);
+    options.allocate = allocate_some;
+    options.release = release_some;
+    for (uint64_t n = 0; n < 1000; n++) {
+        colibri_file file;
+        int code;
+        n_left = n;
+        code = colibri_open(&file, path, &options);
+        colibri_close(&file);
+        if (code != COLIBRI_E_NO_MEMORY) {
+            printf("[%" PRIu64 ",\"%s\"]\n", n, colibri_strerror(code));
+            return 0;
+        }
+    }
+    return 3;
+}
+
 int main(int argc, char **argv)
 {
     const char *command = argc > 1 ? argv[1] : "";
@@ -327,6 +363,8 @@ int main(int argc, char **argv)
         return run_read(argv + 2);
     if (strcmp(command, "plain") == 0 && argc > 3)
         return run_plain(argv + 2);
+    if (strcmp(command, "memory") == 0 && argc > 2)
+        return run_memory(argv[2]);
     if (strcmp(command, "codes") == 0) {
         for (int code = -300; code <= 300; code++)
             if (code < 0 && strcmp(colibri_strerror(code), "UNKNOWN") != 0)

@@ -612,8 +612,13 @@ int main(int argc, char **argv)
     for (int code = 0; code < 512; code++)
         if (met[code])
             printf("%10" PRIu64 " %s\n", met[code], colibri_strerror(code));
-    for (unsigned i = 0; i < n; i++)
+    for (unsigned i = 0; i < n; i++) {
+        char own[512];
         for (unsigned k = 0; k < models[i].n_parts; k++)
             drop_part(&models[i].parts[k]);
+        snprintf(own, sizeof own, "%s/%u", folder, i);
+        rmdir(own);
+    }
+    rmdir(folder);
     return 0;
 }

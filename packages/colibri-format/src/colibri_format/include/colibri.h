@@ -325,6 +325,9 @@ COLIBRI_API void colibri_close(colibri_file *file);
 /* The name of a code (of either sign) as in section 12: "BAD_MAGIC"; "OK", "UNKNOWN". Static text. */
 COLIBRI_API const char *colibri_strerror(int code);
 
+/* Below, whatever a function should have handed out is all zero (numbers: COLIBRI_NONE) after a
+ * failure. */
+
 /* Damage met while opening, `*n` records in order of finding; may be NULL if there are none. */
 COLIBRI_API const colibri_warning *colibri_warnings(const colibri_file *file, uint32_t *n);
 
@@ -2588,6 +2591,7 @@ COLIBRI_API int colibri_expert(const colibri_file *file, uint32_t layer, uint32_
 
 COLIBRI_API int colibri_layer_layout(const colibri_file *file, uint32_t layer, uint32_t *layout)
 {
+    *layout = COLIBRI_NONE;
     if (layer >= file->n_layers)
         return COLIBRI_E_NO_SUCH_LAYER;
     *layout = colibri_i_layer(file, layer);
@@ -2596,9 +2600,11 @@ COLIBRI_API int colibri_layer_layout(const colibri_file *file, uint32_t layer, u
 
 COLIBRI_API int colibri_get_dtype(const colibri_file *file, uint32_t number, colibri_dtype *out)
 {
-    const uint8_t *p = file->i_dtypes + 32 * (size_t)number;
+    const uint8_t *p;
+    memset(out, 0, sizeof *out);
     if (number >= file->n_dtypes)
         return COLIBRI_E_NO_SUCH_RECORD;
+    p = file->i_dtypes + 32 * (size_t)number;
     out->name = file->i_strings + colibri_i_u32(p);
     out->name_length = colibri_i_u32(p + 4);
     out->ggml_id = (int32_t)colibri_i_u32(p + 8);
@@ -2609,9 +2615,11 @@ COLIBRI_API int colibri_get_dtype(const colibri_file *file, uint32_t number, col
 
 COLIBRI_API int colibri_get_layout(const colibri_file *file, uint32_t number, colibri_layout *out)
 {
-    const uint8_t *p = file->i_layouts + 16 * (size_t)number;
+    const uint8_t *p;
+    memset(out, 0, sizeof *out);
     if (number >= file->n_layouts)
         return COLIBRI_E_NO_SUCH_RECORD;
+    p = file->i_layouts + 16 * (size_t)number;
     out->first_segment = colibri_i_u32(p);
     out->n_segments = colibri_i_u32(p + 4);
     out->block_size = colibri_i_u64(p + 8);
@@ -2620,9 +2628,11 @@ COLIBRI_API int colibri_get_layout(const colibri_file *file, uint32_t number, co
 
 COLIBRI_API int colibri_get_segment(const colibri_file *file, uint32_t number, colibri_segment *out)
 {
-    const uint8_t *p = file->i_segments + 64 * (size_t)number;
+    const uint8_t *p;
+    memset(out, 0, sizeof *out);
     if (number >= file->n_segments)
         return COLIBRI_E_NO_SUCH_RECORD;
+    p = file->i_segments + 64 * (size_t)number;
     out->role = colibri_i_u16(p);
     out->dtype = colibri_i_u16(p + 2);
     out->row_interleave = colibri_i_u16(p + 4);
@@ -2643,14 +2653,17 @@ COLIBRI_API int colibri_find_segment(const colibri_file *file, uint32_t layout, 
         if (out->role == role)
             return 0;
     }
+    memset(out, 0, sizeof *out);
     return COLIBRI_E_NO_SUCH_RECORD;
 }
 
 COLIBRI_API int colibri_get_tensor(const colibri_file *file, uint32_t number, colibri_tensor *out)
 {
-    const uint8_t *p = file->i_tensors + 96 * (size_t)number;
+    const uint8_t *p;
+    memset(out, 0, sizeof *out);
     if (number >= file->n_tensors)
         return COLIBRI_E_NO_SUCH_RECORD;
+    p = file->i_tensors + 96 * (size_t)number;
     out->name = file->i_strings + colibri_i_u32(p);
     out->name_length = colibri_i_u32(p + 4);
     out->layer = colibri_i_u32(p + 8);
@@ -2667,9 +2680,11 @@ COLIBRI_API int colibri_get_tensor(const colibri_file *file, uint32_t number, co
 
 COLIBRI_API int colibri_get_file(const colibri_file *file, uint32_t number, colibri_embedded *out)
 {
-    const uint8_t *p = file->i_files + 48 * (size_t)number;
+    const uint8_t *p;
+    memset(out, 0, sizeof *out);
     if (number >= file->n_files)
         return COLIBRI_E_NO_SUCH_RECORD;
+    p = file->i_files + 48 * (size_t)number;
     out->name = file->i_strings + colibri_i_u32(p);
     out->name_length = colibri_i_u32(p + 4);
     out->offset = colibri_i_u64(p + 8);
@@ -2699,6 +2714,7 @@ static int colibri_i_find_name(const colibri_i_name *names, uint32_t n, const ch
 {
     size_t length = strlen(name);
     uint32_t low = 0, high = n;
+    *number = COLIBRI_NONE;
     while (low < high && length <= 255) {
         uint32_t middle = low + (high - low) / 2;
         int order = colibri_i_compare_text(names[middle].text, names[middle].length, name, (uint32_t)length);
@@ -2726,6 +2742,7 @@ COLIBRI_API int colibri_find_file(const colibri_file *file, const char *name, ui
 
 COLIBRI_API int colibri_get_pack(const colibri_file *file, uint32_t layer, colibri_extent *out)
 {
+    memset(out, 0, sizeof *out);
     if (layer != COLIBRI_NONE && layer >= file->n_layers)
         return COLIBRI_E_NO_SUCH_LAYER;
     *out = colibri_i_extent(file->i_packs + 16 * (size_t)(layer == COLIBRI_NONE ? file->n_layers : layer));
