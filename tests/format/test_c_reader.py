@@ -552,6 +552,13 @@ VOLUME_CASES: dict[str, tuple[str, Callable[[Path], object]]] = {
         "VOLUME_MISSING",
         lambda volume: patch_page(volume, 40, struct.pack("<Q", 2**64 - 4096)),
     ),
+    "huge extent": (
+        "VOLUME_MISMATCH",
+        lambda volume: (
+            patch_page(volume, 16, struct.pack("<Q", 2**63 + 4096)),
+            patch_page(volume, 40, struct.pack("<QQ", 2**63, 0)),
+        ),
+    ),
     "later minor": ("OK", lambda volume: patch_page(volume, 10, b"\7")),
     "other major": ("VOLUME_MISSING", lambda volume: patch_page(volume, 8, b"\2")),
     "bytes after label": ("VOLUME_MISSING", lambda volume: patch_page(volume, 80, b"x")),

@@ -2248,10 +2248,10 @@ static void colibri_i_parse_page(colibri_i_page *page, const uint8_t bytes[4096]
     memcpy(page->label, bytes + 64, 255);
     if (colibri_i_check_page(bytes, COLIBRI_I_VOLUME_MAGIC) != 0 || page->label_length > 255 ||
         !colibri_i_is_zero(bytes + 64 + page->label_length, 4088 - 64 - (uint64_t)page->label_length) ||
-        page->data_offset >= COLIBRI_I_LIMIT || page->data_length >= COLIBRI_I_LIMIT)
+        page->file_size < COLIBRI_PAGE)
         return;
-    end = page->data_offset + page->data_length + COLIBRI_PAGE;
-    page->is_sound = end == page->file_size;
+    end = page->file_size - COLIBRI_PAGE;
+    page->is_sound = page->data_offset <= end && page->data_length == end - page->data_offset;
 }
 
 /* `folder`/`name`, or a copy of `name` if `folder` is empty, for colibri_i_delete_path. */
