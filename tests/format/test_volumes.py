@@ -134,7 +134,29 @@ def test_file_opens_without_its_volumes_to_look_at(tmp_path: Path) -> None:
         assert file.index.shape == (3, 5)
         assert file.volume_paths == ()
         assert code_of(lambda: file.expert(0, 0).read()) == "no-such-volume"
+        assert code_of(file.verify) == "no-such-volume"
         assert file.read_file("config.json")
+
+
+def test_what_is_no_regular_file_is_passed_over(tmp_path: Path) -> None:
+    path, _ = write_striped(tmp_path)
+    os.mkfifo(tmp_path / "a.colibri-volume")
+    (tmp_path / "b.colibri-volume").mkdir()
+    (tmp_path / "c.colibri-volume").symlink_to("nowhere")
+    (tmp_path / "d.colibri-volume").write_bytes(b"short")
+
+    with cf.open(path, volumes=folders(path)) as file:
+        assert len(file.volume_paths) == 2
+
+
+def test_short_copy_of_a_volume_hides_no_whole_one(tmp_path: Path) -> None:
+    path, _ = write_striped(tmp_path)
+    (volume,) = folders(path)[0].iterdir()
+    (tmp_path / "copy.colibri-volume").write_bytes(volume.read_bytes()[:8192])
+
+    with cf.open(path, volumes=folders(path)) as file:
+        assert file.volume_paths[0] == volume
+        assert file.verify() == []
 
 
 def test_swapped_volume_is_named(tmp_path: Path) -> None:

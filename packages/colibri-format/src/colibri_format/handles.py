@@ -20,15 +20,24 @@ if TYPE_CHECKING:
 class Expert:
     """One expert's block; reads happen when asked."""
 
-    __slots__ = ("_reader", "expert", "layer", "layout", "offset", "size", "volume")
+    __slots__ = ("_reader", "expert", "layer", "offset", "size")
 
-    def __init__(self, reader: Reader, layer: int, expert: int) -> None:
+    def __init__(self, reader: Reader, layer: int, expert: int, offset: int, size: int) -> None:
         self._reader = reader
         self.layer = layer
         self.expert = expert
-        self.offset, self.size = reader.index[layer, expert].item()
-        self.layout: Layout = reader.layouts[reader.block_index.layouts[layer, expert]]
-        self.volume = int(reader.block_index.volumes[layer, expert])
+        self.offset = offset
+        self.size = size
+
+    @property
+    def layout(self) -> Layout:
+        """Where the segments stand in the block."""
+        return self._reader.layouts[int(self._reader.expert_layouts[self.layer, self.expert])]
+
+    @property
+    def volume(self) -> int:
+        """The file that holds the block: 0 for the `.colibri` file itself, else a volume."""
+        return int(self._reader.block_index.volumes[self.layer, self.expert])
 
     @property
     def segments(self) -> tuple[Segment, ...]:

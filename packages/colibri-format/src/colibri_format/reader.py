@@ -114,6 +114,8 @@ class Reader:
         )
         shape = (self.geometry.n_layers, self.geometry.n_experts)
         self.index: NDArray[Any] = np.frombuffer(data[Region.INDEX], INDEX_DTYPE).reshape(shape)
+        # The same bytes again: a memoryview gives one number in a tenth of NumPy's time.
+        self._entries = np.frombuffer(data[Region.INDEX], "<u8").astype(np.uint64, copy=False).data
         self.checksums: NDArray[np.uint64] = np.frombuffer(data[Region.CHECKSUMS], "<u8").reshape(
             shape
         )
@@ -291,16 +293,20 @@ class Reader:
         Raises:
             UsageError: `no-such-expert` if it is out of range or absent.
         """
+        n_layers, n_experts = self.geometry.n_layers, self.geometry.n_experts
+        if 0 <= layer < n_layers and 0 <= expert < n_experts:
+            place = 2 * (layer * n_experts + expert)
+            size = self._entries[place + 1]
+            if size:
+                return Expert(self, layer, expert, self._entries[place], size)
         self._check_layer(layer)
-        if not 0 <= expert < self.geometry.n_experts or not self.index[layer, expert]["size"]:
-            raise UsageError(
-                "no-such-expert",
-                f"{self._where}: block L{layer}/E{expert}",
-                "is absent",
-                f"layer {layer} has {int(np.count_nonzero(self.index['size'][layer]))} experts "
-                f"of {self.geometry.n_experts}",
-            )
-        return Expert(self, layer, expert)
+        raise UsageError(
+            "no-such-expert",
+            f"{self._where}: block L{layer}/E{expert}",
+            "is absent",
+            f"layer {layer} has {int(np.count_nonzero(self.index['size'][layer]))} experts "
+            f"of {n_experts}",
+        )
 
     def tensor(self, name: str) -> Tensor:
         """The dense tensor `name`, not read yet.

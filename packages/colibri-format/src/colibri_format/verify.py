@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -12,12 +12,11 @@ import xxhash
 from .errors import FormatCode
 from .header import COPIED_REGIONS, find_unsoundness
 from .layout import PAGE, block_seed, file_seed, round_up, tensor_seed
+from .stream import CHUNK, stream_extent
 from .volume import parse_page
 
 if TYPE_CHECKING:
     from .reader import Reader
-
-CHUNK: Final = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,20 @@ def verify_file(
     reader: Reader, progress: Callable[[int, int], None] | None, layer: int | None
 ) -> list[Damage]:
     """Every damage found, volume by volume in order of offset; of `layer` only if one is given."""
+    for volume in range(1, len(reader.volumes) + 1):
+        reader.fileno(volume)  # refuses if the file was opened without its volumes
     items = [item for item in _items(reader) if layer is None or item.layer == layer]
     items.sort(key=lambda item: (item.volume, item.offset))
     if layer is not None:
         walk = _Walk(reader, progress, sum(item.size for item in items))
-        return [damage for item in items for damage in walk.item(item)]
+        return [
+            damage
+            for run in _runs(items)
+            for damage in walk.stretch(
+                run[0].offset, run[-1].offset + run[-1].size, run, run[0].volume
+            )
+            if damage.code != FormatCode.PADDING_NOT_ZERO.text
+        ]
     total = reader.file_size + sum(volume.file_size for volume in reader.volumes)
     walk = _Walk(reader, progress, total)
     damages = _check_copies(reader, walk)
@@ -65,13 +73,26 @@ def verify_file(
     for volume, region in enumerate(regions):
         if volume:
             damages += _check_pages(reader, volume, walk)
-        position = region.offset
-        for item in (item for item in items if item.volume == volume):
-            damages += walk.zeros(position, item.offset, volume)
-            damages += walk.item(item)
-            position = item.offset + item.size
-        damages += walk.zeros(position, region.offset + region.size, volume)
+        held = [item for item in items if item.volume == volume]
+        damages += walk.stretch(region.offset, region.offset + region.size, held, volume)
     return sorted(damages, key=lambda damage: (damage.volume, damage.offset))
+
+
+def _runs(items: Sequence[_Item]) -> list[list[_Item]]:
+    """Items that one stretch of reading brings: in one file, with less than a chunk between."""
+    runs: list[list[_Item]] = []
+    for item in items:
+        last = runs[-1][-1] if runs else None
+        is_near = (
+            last is not None
+            and last.volume == item.volume
+            and item.offset - (last.offset + last.size) < CHUNK
+        )
+        if is_near:
+            runs[-1].append(item)
+        else:
+            runs.append([item])
+    return runs
 
 
 def _items(reader: Reader) -> Iterator[_Item]:
@@ -138,7 +159,7 @@ def _check_copies(reader: Reader, walk: _Walk) -> list[Damage]:
                 )
             walk.advance(round_up(extent.length, PAGE))
         position = extent.offset + round_up(extent.length, PAGE)
-    return damages + walk.zeros(position, reader.data_region.offset)
+    return damages + walk.stretch(position, reader.data_region.offset, [], 0)
 
 
 def _check_pages(reader: Reader, volume: int, walk: _Walk) -> list[Damage]:
@@ -156,11 +177,11 @@ def _check_pages(reader: Reader, volume: int, walk: _Walk) -> list[Damage]:
         if parse_page(reader.read_at(offset, PAGE, volume)) is None
     ]
     walk.advance(2 * PAGE)
-    return damages + walk.zeros(PAGE, fact.data.offset, volume)
+    return damages + walk.stretch(PAGE, fact.data.offset, [], volume)
 
 
 class _Walk:
-    """Reads extents in chunks through one buffer, hashing or looking for bytes that are not 0."""
+    """Goes over stretches of the data regions, hashing or looking for bytes that are not 0."""
 
     def __init__(
         self, reader: Reader, progress: Callable[[int, int], None] | None, total: int
@@ -169,51 +190,85 @@ class _Walk:
         self.progress = progress
         self.total = total
         self.done = 0
-        self.buffer = memoryview(bytearray(CHUNK))
 
     def advance(self, n_bytes: int) -> None:
         self.done += n_bytes
         if self.progress is not None:
             self.progress(min(self.done, self.total), self.total)
 
-    def chunks(self, start: int, end: int, volume: int) -> Iterator[tuple[int, memoryview]]:
-        for offset in range(start, end, CHUNK):
-            view = self.buffer[: min(CHUNK, end - offset)]
-            self.reader.read_at_into(offset, view, volume)
-            yield offset, view
-            self.advance(len(view))
+    def stretch(self, start: int, end: int, items: Sequence[_Item], volume: int) -> list[Damage]:
+        """Damage between `start` and `end`, where `items` stand in order and the rest is zero."""
+        fd = self.reader.fileno(volume)
+        path = self.reader.volume_paths[volume - 1] if volume else self.reader.path
+        checks: list[_Sum | _Zeros] = []
+        position = start
+        for item in items:
+            if item.offset > position:
+                checks.append(_Zeros(position, item.offset, volume))
+            checks.append(_Sum(item))
+            position = item.offset + item.size
+        if end > position:
+            checks.append(_Zeros(position, end, volume))
+        current = 0
+        for offset, piece in stream_extent(fd, path, start, end - start):
+            stop = offset + len(piece)
+            while current < len(checks):
+                check = checks[current]
+                low, high = max(check.start, offset), min(check.end, stop)
+                check.update(low, piece[low - offset : high - offset])
+                if check.end > stop:
+                    break
+                current += 1
+            self.advance(len(piece))
+        return [damage for check in checks if (damage := check.result()) is not None]
 
-    def item(self, item: _Item) -> list[Damage]:
-        digest = xxhash.xxh3_64(seed=item.seed)
-        for _, view in self.chunks(item.offset, item.offset + item.size, item.volume):
-            digest.update(view)
-        if digest.intdigest() == item.expected:
-            return []
-        return [
-            Damage(
-                item.code.text,
-                item.place,
-                item.offset,
-                item.size,
-                item.layer,
-                item.expert,
-                item.volume,
-            )
-        ]
 
-    def zeros(self, start: int, end: int, volume: int = 0) -> list[Damage]:
-        for offset, view in self.chunks(start, end, volume):
-            found = np.flatnonzero(np.frombuffer(view, np.uint8))
-            if len(found):
-                place = offset + int(found[0])
-                self.advance(end - offset)
-                return [
-                    Damage(
-                        FormatCode.PADDING_NOT_ZERO.text,
-                        "padding",
-                        place,
-                        end - place,
-                        volume=volume,
-                    )
-                ]
-        return []
+class _Sum:
+    """Hashes what stands in an item's extent."""
+
+    def __init__(self, item: _Item) -> None:
+        self.item = item
+        self.start, self.end = item.offset, item.offset + item.size
+        self.digest = xxhash.xxh3_64(seed=item.seed)
+
+    def update(self, offset: int, piece: memoryview) -> None:
+        self.digest.update(piece)
+
+    def result(self) -> Damage | None:
+        item = self.item
+        if self.digest.intdigest() == item.expected:
+            return None
+        return Damage(
+            item.code.text,
+            item.place,
+            item.offset,
+            item.size,
+            item.layer,
+            item.expert,
+            item.volume,
+        )
+
+
+class _Zeros:
+    """Looks for the first byte that is not zero."""
+
+    def __init__(self, start: int, end: int, volume: int) -> None:
+        self.start, self.end, self.volume = start, end, volume
+        self.found: int | None = None
+
+    def update(self, offset: int, piece: memoryview) -> None:
+        if self.found is None:
+            marks = np.flatnonzero(np.frombuffer(piece, np.uint8))
+            if len(marks):
+                self.found = offset + int(marks[0])
+
+    def result(self) -> Damage | None:
+        if self.found is None:
+            return None
+        return Damage(
+            FormatCode.PADDING_NOT_ZERO.text,
+            "padding",
+            self.found,
+            self.end - self.found,
+            volume=self.volume,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -98,15 +99,29 @@ def _candidates(folders: Sequence[Path]) -> Iterator[_Candidate]:
         except OSError as error:
             raise StorageError.of(error, folder, "listing the folder of volumes") from error
         for path in paths:
-            try:
-                with path.open("rb") as file:
-                    head = parse_page(file.read(PAGE))
-                    size = file.seek(0, os.SEEK_END)
-                    file.seek(max(size - PAGE, 0))
-                    yield _Candidate(path, size, head, parse_page(file.read(PAGE)))
-            except OSError:
-                # Not readable: it cannot be the one; if none is found, that is said.
-                continue
+            candidate = _look_at(path)
+            if candidate is not None:
+                yield candidate
+
+
+def _look_at(path: Path) -> _Candidate | None:
+    """The pages of a file; None for what is no regular file or cannot be read."""
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for a writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        size = status.st_size
+        head, tail = os.pread(fd, PAGE, 0), os.pread(fd, PAGE, max(size - PAGE, 0))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return _Candidate(path, size, parse_page(head), parse_page(tail))
 
 
 def find_volumes(
