@@ -606,7 +606,10 @@ def test_pipe_among_the_volumes_is_passed_over(striped: Path, driver: Path) -> N
     os.mkfifo(striped.parent / "fast" / "a.colibri-volume")
     folders = [striped.parent / "slow", striped.parent / "fast"]
 
-    assert open_in_c(driver, [striped], *folders)[0]["code"] == "OK"
+    (found,) = open_in_c(driver, [striped], *folders)
+
+    assert found == facts(striped, folders)
+    assert found["code"] == "OK"
 
 
 def engine_layer(x: np.ndarray, router: np.ndarray, experts: list[list[np.ndarray]]) -> np.ndarray:
