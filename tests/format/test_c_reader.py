@@ -467,6 +467,31 @@ def test_reads_are_direct_where_buffer_and_disk_allow_and_say_how_they_went(
     assert found["cut"][0] == "SHORT_READ"
 
 
+def test_faults_of_the_kernel_are_made_good_or_told(build: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.colibri"
+    write_sample(path)
+    program = compile_c(DRIVER.with_name("c_faults.c"), build / "faults", *SANITIZERS)
+
+    with path.open("rb") as stdin:
+        done = subprocess.run([program, path], stdin=stdin, capture_output=True, check=True)
+
+    found = {row[0]: tuple(row[1:]) for row in map(json.loads, done.stdout.splitlines())}
+    if found["none"][2] != 1:
+        pytest.skip(f"{tmp_path} takes no direct reads")
+    einval, eio = 22, 5
+    assert found == {
+        "none": ("OK", "OK", 1, 0, 0),
+        "direct-open": ("OK", "OK", 4, einval, 0),
+        "direct-probe": ("OK", "OK", 4, einval, 0),
+        "direct-later": ("OK", "OK", 4, einval, 0),
+        "direct-short": ("OK", "OK", 4, 0, 0),
+        "short": ("OK", "OK", 1, 0, 0),
+        "interrupted": ("OK", "OK", 1, 0, 0),
+        "failed": ("OK", "OS_ERROR", 1, 0, eio),
+        "cut": ("OK", "SHORT_READ", 1, 0, 0),
+    }
+
+
 @pytest.mark.parametrize("dtype", [n for n, d in cf.DTYPES.items() if d.units])
 def test_interleaved_rows_come_back_plain(dtype: str, driver: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.colibri"

@@ -962,7 +962,11 @@ static void colibri_i_open_direct(colibri_i_handle *handle, const char *path)
     uint8_t room[2 * COLIBRI_DIRECT_ALIGNMENT];
     uint8_t *page = room + (COLIBRI_DIRECT_ALIGNMENT - (uintptr_t)room % COLIBRI_DIRECT_ALIGNMENT);
     struct stat mine, other;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_DIRECT);
+    ssize_t n = 0;
+    int fd;
+    do
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_DIRECT);
+    while (fd < 0 && errno == EINTR);
     if (fd < 0) {
         handle->direct_errno = errno;
         return;
@@ -971,8 +975,13 @@ static void colibri_i_open_direct(colibri_i_handle *handle, const char *path)
         handle->direct_errno = errno;
     else if (other.st_dev != mine.st_dev || other.st_ino != mine.st_ino)
         handle->direct_errno = ESTALE;
-    else if (errno = 0, pread(fd, page, COLIBRI_PAGE, 0) != (ssize_t)COLIBRI_PAGE)
-        handle->direct_errno = errno ? errno : EIO;
+    else {
+        do
+            n = pread(fd, page, COLIBRI_PAGE, 0);
+        while (n < 0 && errno == EINTR);
+        if (n != (ssize_t)COLIBRI_PAGE)
+            handle->direct_errno = n < 0 ? errno : EIO;
+    }
     if (handle->direct_errno)
         close(fd);
     else
