@@ -19,8 +19,7 @@ from .facts import FileFacts, facts_of_file, layouts_of_layer
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Inspect as `argv` asks; 0 done, 1 data or I/O failure, 2 usage."""
-    arguments = _parser().parse_args(argv)
-    return run(lambda: _inspect(arguments))
+    return run(lambda: _inspect(_parser().parse_args(argv)))
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

@@ -21,13 +21,24 @@ from rich.progress import (
 from rich.table import Table
 
 from colibri_format import ColibriError, format_size, parse_size
+from colibri_format.command import EXIT_DATA, EXIT_OK, run_command
 
 from .facts import FileFacts
 
-EXIT_OK: Final = 0
-EXIT_DATA: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
+__all__ = [
+    "EXIT_DATA",
+    "EXIT_OK",
+    "add_volume_option",
+    "columns_table",
+    "facts_rows",
+    "new_console",
+    "print_json",
+    "print_rows",
+    "progress_bar",
+    "run",
+    "size_argument",
+]
+
 _FILE_WIDTH: Final = 200
 _USAGE_CODES: Final = frozenset(
     {
@@ -42,19 +53,10 @@ _USAGE_CODES: Final = frozenset(
 
 
 def run(body: Callable[[], int]) -> int:
-    """The exit code of `body`: its own, or that of the error it ended with, told on stderr."""
-    try:
-        return body()
-    except ColibriError as error:
-        print(f"error[{error.code}]: {error}", file=sys.stderr)
-        return EXIT_USAGE if error.code in _USAGE_CODES else EXIT_DATA
-    except KeyboardInterrupt:
-        print("interrupted: nothing is left half-written", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout left, as `head` does. Python would complain again at exit.
-        sys.stdout = None
-        return EXIT_DATA
+    """The exit status of `body`, or that of the error it ended with, told on stderr."""
+    return run_command(
+        body, usage_codes=_USAGE_CODES, on_interrupt="interrupted: nothing is left half-written"
+    )
 
 
 def size_argument(text: str) -> int:
