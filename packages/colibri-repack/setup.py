@@ -40,7 +40,7 @@ class BuildNative(build_ext):
 
     def get_ext_filename(self, ext_name):
         suffix = ".dll" if sys.platform == "win32" else ".so"
-        return os.path.join(*ext_name.split(".")) + suffix
+        return str(Path(*ext_name.split("."))) + suffix
 
     def get_export_symbols(self, ext):
         return []
@@ -72,7 +72,7 @@ class BuildNative(build_ext):
             ]
             objects += self.compiler.compile(
                 [os.path.relpath(CSRC / source)],
-                output_dir=os.path.join(self.build_temp, isa),
+                output_dir=str(Path(self.build_temp) / isa),
                 macros=macros,
                 depends=ext.depends,
                 extra_postargs=FLAGS + flags,
@@ -91,7 +91,7 @@ class BuildNative(build_ext):
         if os.environ.get("COLIBRI_REQUIRE_NATIVE") == "1":
             sys.exit(f"{text}\nCOLIBRI_REQUIRE_NATIVE=1 makes this an error.")
         bar = "!" * 78
-        print(f"\n{bar}\n{text}\n{bar}\n", file=sys.stderr)
+        sys.stderr.write(f"\n{bar}\n{text}\n{bar}\n\n")
 
 
 class NativeWheel(bdist_wheel):
@@ -105,8 +105,8 @@ setup(
     ext_modules=[
         Extension(
             "colibri_repack.libcolibri_repack",
-            [os.path.join("csrc", name) for name in ("convert.c", "decode.c", "encode.c")],
-            depends=sorted(os.path.join("csrc", path.name) for path in CSRC.glob("*.h")),
+            ["csrc/convert.c", "csrc/decode.c", "csrc/encode.c"],
+            depends=sorted(f"csrc/{path.name}" for path in CSRC.glob("*.h")),
             optional=True,
         )
     ],

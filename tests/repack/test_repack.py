@@ -127,20 +127,23 @@ def test_q8_0_quantises_matrices_and_nothing_else(tmp_path: Path) -> None:
             values = left.pop(tensor.name)
             is_matrix = any(part in tensor.name for part in MATRICES)
             is_gate = "ffn_gate_inp" in tensor.name
-            should = is_matrix and not is_gate and values.shape[-1] % 32 == 0
-            assert (tensor.dtype.name == "q8_0") == should, tensor.name
-            expected = quantised(values) if should else values.tobytes()
+            should = is_matrix and not is_gate
+            fits = values.shape[-1] % 32 == 0
+            assert tensor.dtype.name == (("q8_0" if fits else "f16") if should else "f32")
+            halves = values.astype(np.float16) if should else values
+            expected = quantised(values) if should and fits else halves.tobytes()
             assert file.tensor(tensor.name).read().tobytes() == expected, tensor.name
         # Experts of 44 neurons: gate and up have rows of 96, down has rows of 44.
         layout = file.layout(0)
         assert layout is not None
-        assert [s.dtype.name for s in layout.segments] == ["q8_0", "q8_0", "f32"]
+        assert [s.dtype.name for s in layout.segments] == ["q8_0", "q8_0", "f16"]
         block = file.expert(0, 3)
         data = block.read()
         gate, _, down = block.segments
         assert data[: gate.size].tobytes() == quantised(left["blk.0.ffn_gate.3.weight"])
-        assert data[down.offset :].tobytes() == left["blk.0.ffn_down.3.weight"].tobytes()
-    assert any("no multiple of 32" in note and "(44)" in note for note in report.notes)
+        halves = left["blk.0.ffn_down.3.weight"].astype(np.float16)
+        assert data[down.offset :].tobytes() == halves.tobytes()
+    assert any("q8_0 became f16" in note and "ffn_down_exps" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
@@ -250,7 +253,7 @@ def test_notes_of_the_source_reach_the_report(tmp_path: Path) -> None:
 
 
 def test_quantised_input_is_not_quantised_again(tmp_path: Path) -> None:
-    assert code_of(DEMO, tmp_path / "m.colibri", quant="q8_0") == "requantize"
+    assert code_of(DEMO, tmp_path / "m.colibri", quant="q4_0") == "requantize"
     assert leftovers(tmp_path) == []
 
 
@@ -423,7 +426,7 @@ def test_tiles_of_any_size_give_the_same_file(
     folder = hf_folder(tmp_path / "hf", "qwen3moe")
     repack(folder, tmp_path / "a.colibri", quant="q8_0")
     monkeypatch.setattr("colibri_repack.convert.TILE_BYTES", 4096)
-    monkeypatch.setattr("colibri_repack.convert._CONVERT_BYTES", 128)
+    monkeypatch.setattr("colibri_repack.convert._CONVERT_ELEMENTS", 256)
 
     repack(folder, tmp_path / "b.colibri", quant="q8_0")
 

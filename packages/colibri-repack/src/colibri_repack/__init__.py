@@ -4,7 +4,9 @@ from .api import plan, repack
 from .errors import RepackError, SourceError
 from .facts import BlockSize, FileFacts, TypeTotal, facts_of_file, facts_of_plan
 from .families import FAMILIES, Checkpoint, Family, read_checkpoint
-from .quantise import Quant, quantise_q8_0
+from .imatrix import Imatrix
+from .quantise import Quant
+from .recode import recode
 from .repack_plan import RepackOptions, RepackPlan, plan_repack
 from .report import RepackReport
 from .sources import Source, SourceTensor, open_source
@@ -15,6 +17,7 @@ __all__ = [
     "Checkpoint",
     "Family",
     "FileFacts",
+    "Imatrix",
     "Quant",
     "RepackError",
     "RepackOptions",
@@ -29,7 +32,7 @@ __all__ = [
     "open_source",
     "plan",
     "plan_repack",
-    "quantise_q8_0",
     "read_checkpoint",
+    "recode",
     "repack",
 ]

@@ -37,7 +37,7 @@ class Isa(IntFlag):
     AVX512 = 4
 
 
-class BadElement(Exception):
+class ElementError(Exception):
     """Element `index` cannot be converted; `is_finite` says whether it is the scale's fault."""
 
     def __init__(self, index: int, is_finite: bool) -> None:
@@ -87,7 +87,7 @@ class NativeLibrary:
         """Fill `target` with the elements of `source`, both contiguous and of whole quant blocks.
 
         Raises:
-            BadElement: a number is not finite, or one does not fit the target's type.
+            ElementError: a number is not finite, or one does not fit the target's type.
             ValueError: sizes, types or kernels that cannot be.
         """
         n = source.size // source_dtype.block_bytes * source_dtype.block_elements
@@ -113,7 +113,7 @@ class NativeLibrary:
             ctypes.byref(bad),
         )
         if code in (-errno.EDOM, -errno.ERANGE):
-            raise BadElement(bad.value, code == -errno.ERANGE)
+            raise ElementError(bad.value, code == -errno.ERANGE)
         if code:
             raise ValueError(f"{source_dtype.name} to {target_dtype.name}: {os.strerror(-code)}")
 

@@ -6,11 +6,15 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from .convert import Progress, check_output, convert
-from .families import read_checkpoint
+from .families import Checkpoint, read_checkpoint
+from .imatrix import Imatrix
+from .part_plan import Conversion
 from .quantise import Quant
+from .recode import engine_name, is_slow
 from .repack_plan import MIN_ALIGNMENT, RepackOptions, RepackPlan, plan_repack
 from .report import RepackReport
 from .sources import Source, open_source
@@ -26,7 +30,7 @@ def plan(source: SourceLike, options: RepackOptions | None = None) -> RepackPlan
             `read_checkpoint` and `plan_repack`.
     """
     with _opened(source) as opened:
-        return plan_repack(opened, read_checkpoint(opened), options or RepackOptions())
+        return _planned(opened, read_checkpoint(opened), options or RepackOptions())
 
 
 def repack(
@@ -34,6 +38,9 @@ def repack(
     output: str | os.PathLike[str],
     *,
     quant: str | Quant = Quant.KEEP,
+    dense_quant: str | Quant | None = None,
+    may_requantise: bool = False,
+    imatrix: str | os.PathLike[str] | None = None,
     alignment: int = MIN_ALIGNMENT,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -41,20 +48,52 @@ def repack(
     """Write the checkpoint `source`, a path or an open source, as the `.colibri` file `output`.
 
     Same input and options give the same bytes. `progress(done, total)` is called with bytes of
-    payload. Memory stays below 400 MB whatever the model's size.
+    payload. Memory stays below 400 MB whatever the model's size. `quant`, `dense_quant` and
+    `may_requantise` as in `RepackOptions`; `imatrix` is the path of an importance matrix.
 
     Raises:
         ColibriError: as `plan`, and as `convert`.
     """
     output = Path(output)
-    options = RepackOptions(Quant.of(quant), alignment)
-    with _opened(source) as opened:
+    with _opened(source) as opened, opened_imatrix(imatrix) as matrix:
+        options = RepackOptions(
+            quant=Quant.of(quant),
+            alignment=alignment,
+            dense_quant=None if dense_quant is None else Quant.of(dense_quant),
+            may_requantise=may_requantise,
+            imatrix=matrix,
+        )
         check_output(opened, output)
-        planned = plan_repack(opened, read_checkpoint(opened), options)
+        planned = _planned(opened, read_checkpoint(opened), options)
         start = time.perf_counter()
         uuid = convert(planned, opened, output, overwrite=overwrite, progress=progress)
         seconds = time.perf_counter() - start
         return RepackReport.of(planned, opened.path, output, uuid=uuid, seconds=seconds)
+
+
+def _planned(source: Source, checkpoint: Checkpoint, options: RepackOptions) -> RepackPlan:
+    planned = plan_repack(source, checkpoint, options)
+    if is_slow() and any(part.conversion is Conversion.RECODE for part in planned.parts):
+        slow = f"converting runs in {engine_name()}"
+        planned = replace(planned, warnings=(*planned.warnings, slow))
+    return planned
+
+
+@contextmanager
+def opened_imatrix(path: str | os.PathLike[str] | None) -> Iterator[Imatrix | None]:
+    """The importance matrix at `path`, open; None without a path.
+
+    Raises:
+        ColibriError: as `Imatrix`.
+    """
+    if path is None:
+        yield None
+        return
+    matrix = Imatrix(Path(path))
+    try:
+        yield matrix
+    finally:
+        matrix.close()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from colibri_format import format_size
 
-from .api import plan, repack
+from .api import opened_imatrix, plan, repack
 from .cmd_shared import (
     EXIT_OK,
     facts_rows,
@@ -46,14 +46,24 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
     if arguments.dry_run:
-        options = RepackOptions(Quant.of(arguments.quant), arguments.block_size)
-        report = RepackReport.of(plan(source, options), Path(source), output)
+        with opened_imatrix(arguments.imatrix) as imatrix:
+            options = RepackOptions(
+                quant=Quant.of(arguments.quant),
+                alignment=arguments.block_size,
+                dense_quant=Quant.of(arguments.dense_quant) if arguments.dense_quant else None,
+                may_requantise=arguments.allow_requantize,
+                imatrix=imatrix,
+            )
+            report = RepackReport.of(plan(source, options), Path(source), output)
     else:
         with progress_bar("repacking", is_quiet=arguments.json) as progress:
             report = repack(
                 source,
                 output,
                 quant=arguments.quant,
+                dense_quant=arguments.dense_quant,
+                may_requantise=arguments.allow_requantize,
+                imatrix=arguments.imatrix,
                 alignment=arguments.block_size,
                 overwrite=arguments.force,
                 progress=progress,
@@ -102,7 +112,22 @@ def _parser() -> argparse.ArgumentParser:
         "--quant",
         choices=[quant.value for quant in Quant],
         default=Quant.KEEP.value,
-        help="keep every byte (default), or quantise float matrices",
+        help="what matrices become: every byte as it is (default), one type, or llama.cpp's mixes "
+        "q4_k_m and q5_k_m; router and norms stay F32",
+    )
+    parser.add_argument(
+        "--dense-quant",
+        choices=[quant.value for quant in Quant],
+        metavar="QUANT",
+        help="the same for the dense tensors, which every token needs; default: as --quant",
+    )
+    parser.add_argument(
+        "--allow-requantize",
+        action="store_true",
+        help="quantise again what is quantised already, at a loss",
+    )
+    parser.add_argument(
+        "--imatrix", metavar="FILE", help="importance matrix of llama.cpp, of either form"
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")

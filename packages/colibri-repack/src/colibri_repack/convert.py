@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 
 from colibri_format import Sink, StorageError, Writer
 
+from ._native import ElementError
 from .errors import RepackError, SourceError
-from .quantise import decode_floats, first_not_finite, quantise_q8_0
-from .repack_plan import TILE_BYTES, BlockJob, Conversion, FileJob, Part, RepackPlan, TensorJob
+from .part_plan import Conversion, Part
+from .recode import UNIT_ELEMENTS, element, recode
+from .repack_plan import TILE_BYTES, BlockJob, FileJob, RepackPlan, TensorJob
 from .sources import Source
 
 Progress = Callable[[int, int], None]
 
-# Quantising makes arrays of several times a tile's size and is fastest where they fit the cache.
-_CONVERT_BYTES: Final = 2**18
+# Elements recoded at once: enough work for every thread, and 4 MiB of float32.
+_CONVERT_ELEMENTS: Final = 2**20
 
 
 def convert(
@@ -35,15 +37,16 @@ def convert(
 ) -> UUID:
     """Write the file of `plan` from `source` to `output`; the UUID it got.
 
-    Holds one tile of 8 MiB and, when converting, a few arrays of a smaller one, whatever the
+    Holds one tile of 8 MiB and, when converting, the pieces of it that are recoded, whatever the
     model's size. `progress(done, total)` is called after every tile with bytes of payload. The
     output has its name only when it is complete: on any exception, an interrupt included, nothing
     of it is left.
 
     Raises:
-        RepackError: `output-is-input`, `scale-overflow`.
-        SourceError: `not-finite` when a converted tensor holds NaN or infinity, `source-changed`
-            when an input was changed meanwhile.
+        RepackError: `output-is-input`, `scale-overflow` (a quant block's scale is beyond float16),
+            `value-overflow` (an element is beyond float16 or bfloat16).
+        SourceError: `not-finite` when a converted tensor holds NaN or infinity, `imatrix-value`,
+            `source-changed` when an input was changed meanwhile.
         StorageError: `disk-full` before the first byte when the space is not there, `file-exists`,
             `file-not-found` (the output's folder), `short-read`, or the kernel's refusal.
     """
@@ -124,12 +127,13 @@ class _Copier:
 
     def copy(self, part: Part, sink: Sink) -> None:
         is_copy = part.conversion is Conversion.COPY
-        step = TILE_BYTES if is_copy else _CONVERT_BYTES
+        step = TILE_BYTES if is_copy else _convert_bytes(part)
+        weights = part.importance.read() if part.importance else None
         name, base, size = part.source.tensor.name, part.source.offset, part.source.size
         for start in range(0, size, step):
             tile = self._tile[: min(step, size - start)]
             self._source.read_into(name, base + start, tile.data)
-            out = tile if is_copy else _converted(part, tile, start)
+            out = tile if is_copy else _converted(part, tile, start, weights)
             sink.write(out)
             self._report(out.nbytes)
 
@@ -144,21 +148,36 @@ class _Copier:
             self._progress(self._done, self._total)
 
 
-def _converted(part: Part, tile: NDArray[np.uint8], start: int) -> NDArray[np.uint8]:
+def _convert_bytes(part: Part) -> int:
+    """How much of `part` is recoded at once: whole quant blocks, whole rows if columns matter."""
+    unit = part.source.shape[-1] if part.importance else UNIT_ELEMENTS
+    n_elements = max(_CONVERT_ELEMENTS // unit, 1) * unit
+    return part.source.dtype.size_bytes((n_elements,))
+
+
+def _converted(
+    part: Part, tile: NDArray[np.uint8], start: int, weights: NDArray[np.float32] | None
+) -> NDArray[np.uint8]:
     """The bytes that `tile`, which stands `start` bytes into the slice, becomes."""
-    values = decode_floats(tile, part.source.dtype.name)
-    where = f"{part.source.tensor.file}: tensor {part.source.tensor.name!r}"
-    bad = first_not_finite(values)
-    if bad is not None:
-        index = start // part.source.dtype.block_bytes + bad
-        index += part.source.offset // part.source.dtype.block_bytes
-        place = [int(i) for i in np.unravel_index(index, part.source.tensor.shape)]
-        raise SourceError("not-finite", where, f"element {place} is {float(values[bad])}",
-                          "finite numbers to convert",
-                          "the checkpoint is damaged: fetch it again")  # fmt: skip
-    if part.conversion is Conversion.TO_F32:
-        return values.view(np.uint8)
+    dtype = part.source.dtype
     try:
-        return quantise_q8_0(values)
-    except RepackError as error:
-        raise RepackError(error.code, where, error.found, error.required, error.remedy) from error
+        return recode(tile, dtype, part.dtype, columns=part.source.shape[-1], weights=weights)
+    except ElementError as error:
+        where = f"{part.source.tensor.file}: tensor {part.source.tensor.name!r}"
+        first = (part.source.offset + start) // dtype.block_bytes * dtype.block_elements
+        index = np.unravel_index(first + error.index, part.source.tensor.shape)
+        place = [int(i) for i in index]
+        if not error.is_finite:
+            value = element(tile, dtype, error.index)
+            raise SourceError("not-finite", where, f"element {place} is {value}",
+                              "finite numbers to convert",
+                              "the checkpoint is damaged: fetch it again") from error  # fmt: skip
+        if part.dtype.is_quantised:
+            raise RepackError("scale-overflow", where,
+                              f"the quant block at {place} has a scale beyond float16",
+                              f"values that {part.dtype.name} holds",
+                              "take another type for it, as bf16") from error  # fmt: skip
+        value = element(tile, dtype, error.index)
+        raise RepackError("value-overflow", where, f"element {place} is {value}",
+                          f"values that {part.dtype.name} holds",
+                          "take another type for it, as bf16 or f32") from error  # fmt: skip

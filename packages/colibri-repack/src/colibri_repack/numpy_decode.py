@@ -73,8 +73,8 @@ def _grouped(d: Floats, scale: NDArray[np.integer], level: NDArray[np.integer]) 
 
 
 def _pairs(packed: Bytes) -> Bytes:
-    level: Bytes = packed.reshape(-1, 2, 1, 32) >> _SHIFTS & 3
-    return level.reshape(-1, 256)
+    level = packed.reshape(-1, 2, 1, 32) >> _SHIFTS & np.uint8(3)
+    return level.astype(np.uint8).reshape(-1, 256)
 
 
 def _q2_k(blocks: Bytes) -> Floats:

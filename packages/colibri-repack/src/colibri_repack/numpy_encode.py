@@ -5,7 +5,7 @@ Layouts and roundings are those of csrc/blocks32.h and csrc/blocks256.h, which n
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from .numpy_search import (
 )
 
 Bytes = NDArray[np.uint8]
+Ints = NDArray[np.integer[Any]]
 
 _FIFTH: Final = ("q5_0", "q5_1")
 _RANGE: Final = ("q4_1", "q5_1")
@@ -67,17 +68,17 @@ def _inverse(values: Floats) -> Floats:
     return np.where(values != 0, np.float32(1) / values, np.float32(0))
 
 
-def _nibbles(level: NDArray[np.uint8], has_fifth: bool) -> list[Bytes]:
+def _nibbles(level: Ints, has_fifth: bool) -> list[Ints]:
     """`level` `(n_blocks, 32)`: the fifth bits if there are, and 16 bytes of nibbles."""
     low = level & 15
-    parts: list[Bytes] = [low[:, :16] | low[:, 16:] << 4]
+    parts: list[Ints] = [low[:, :16] | low[:, 16:] << 4]
     if has_fifth:
         parts.insert(0, np.packbits(level >> 4 & 1, axis=1, bitorder="little"))
     return parts
 
 
-def _join(*parts: Bytes) -> Bytes:
-    return np.concatenate(parts, axis=1).reshape(-1)
+def _join(*parts: Ints) -> Bytes:
+    return np.concatenate([part.astype(np.uint8) for part in parts], axis=1).reshape(-1)
 
 
 def _encode_symmetric(values: Floats, has_fifth: bool) -> Bytes:
@@ -85,8 +86,8 @@ def _encode_symmetric(values: Floats, has_fifth: bool) -> Bytes:
     middle = 16 if has_fifth else 8
     d = largest(x.T) / np.float32(-middle)
     level = _truncated(x * _inverse(d)[:, None] + np.float32(middle + 0.5))
-    level = np.minimum(level, 2 * middle - 1).astype(np.uint8)
-    return _join(half(d), *_nibbles(level, has_fifth))
+    top = np.int8(2 * middle - 1)
+    return _join(half(d), *_nibbles(np.minimum(level, top).view(np.uint8), has_fifth))
 
 
 def _encode_range(values: Floats, has_fifth: bool) -> Bytes:
@@ -178,7 +179,7 @@ def _levels(blocks: Floats, d: Floats, m: Floats | None, low: int, high: int, fi
     return chosen.reshape(n_blocks, 256).astype(np.uint8)
 
 
-def _pairs(level: Bytes) -> Bytes:
+def _pairs(level: Ints) -> Ints:
     l = level.reshape(-1, 2, 4, 32)  # noqa: E741
     packed = l[:, :, 0] | l[:, :, 1] << 2 | l[:, :, 2] << 4 | l[:, :, 3] << 6
     return packed.reshape(-1, 64)
@@ -197,12 +198,10 @@ def _encode_q2_k(x: Floats, w: Floats | None) -> Bytes:
         fit = search_range(columns, np.abs(columns), RangeGrid(3, -0.5, 0.1, 15, is_absolute=True))
     else:
         fit = search_range(columns, _columns(w, 16), RangeGrid(3, -0.9, 0.05, 36))
-    scale, minimum, weight = (
-        a.reshape(-1, 16) for a in (fit.scale, fit.minimum, fit.weight_sum)
-    )
+    scale, minimum, weight = (a.reshape(-1, 16) for a in (fit.scale, fit.minimum, fit.weight_sum))
     if w is None:
         (d, ls), (m, lm) = _step(scale, 15), _step(minimum, 15)
-        scales = (ls | lm << 4).astype(np.uint8)
+        scales: Ints = (ls | lm << 4).astype(np.uint8)
     else:
         d, low = fit_positive(scale.T, weight.T, 15)
         m, high = fit_positive(minimum.T, weight.T, 15)
@@ -278,7 +277,7 @@ def _encode_q45_k(x: Floats, w: Floats | None, has_fifth: bool) -> Bytes:
         top,
         fit,
     )
-    parts = [half(d), half(m), scales]
+    parts: list[Ints] = [half(d), half(m), scales]
     if has_fifth:
         fifth = np.packbits(level.reshape(-1, 8, 32) >> 4, axis=1, bitorder="little")
         parts.append(fifth.reshape(-1, 32))

@@ -84,10 +84,12 @@ def search_range(x: Floats, w: Floats, grid: RangeGrid) -> Fit:
         level = levels((start + np.float32(grid.top)) / (high - low), low)
         l = level.astype(np.float32)  # noqa: E741
         weighted = w * l
-        l_sum, l2_sum, xl_sum = map(ordered_sum, (weighted, weighted * l, weighted * x))
+        l_sum = ordered_sum(weighted)
+        l2_sum = ordered_sum(weighted * l)
+        xl_sum = ordered_sum(weighted * x)
         determinant = weight_sum * l2_sum - l_sum * l_sum
-        fitted = (l2_sum * x_sum - l_sum * xl_sum) / determinant
-        slope = (weight_sum * xl_sum - x_sum * l_sum) / determinant
+        fitted: Floats = np.divide(l2_sum * x_sum - l_sum * xl_sum, determinant)
+        slope: Floats = np.divide(weight_sum * xl_sum - x_sum * l_sum, determinant)
         slope = np.where(fitted > 0, xl_sum / l2_sum, slope)
         fitted = np.where(fitted > 0, _ZERO, fitted)
         this_error = error(slope, l, fitted)
@@ -107,7 +109,8 @@ def search_range(x: Floats, w: Floats, grid: RangeGrid) -> Fit:
 def largest(x: Floats) -> Floats:
     """The first element of the largest magnitude of each group."""
     # Plus 0, so that of zeros only it is +0, as in C, where the search starts from it.
-    return np.take_along_axis(x, np.abs(x).argmax(axis=0)[None], 0)[0] + _ZERO
+    found: Floats = np.take_along_axis(x, np.abs(x).argmax(axis=0)[None], 0)[0]
+    return found + _ZERO
 
 
 def search_scale(x: Floats, w: Floats, half: int) -> Fit:

@@ -1,26 +1,40 @@
-"""Encodings that repacking can produce: Q8_0 and F32 from the float types."""
+"""What matrices can be asked to become, and which type llama.cpp gives each one then."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
+from colibri_format import DTYPES, DType
 
 from .errors import RepackError
 
-Q8_0_ELEMENTS: Final = 32
-_Q8_0: Final = np.dtype([("d", "<f2"), ("qs", "i1", (Q8_0_ELEMENTS,))])
-_SIGN: Final = np.uint32(0x8000_0000)
-_BELOW_HALF: Final = np.uint32(0x3EFF_FFFF)  # the float32 next below 0.5
-
 
 class Quant(Enum):
-    """What becomes of the matrices; `KEEP` leaves every byte as it is."""
+    """What becomes of matrices.
+
+    `KEEP` leaves every byte as it is. The types make every matrix of that type. `Q4_K_M` and
+    `Q5_K_M` are llama.cpp's mixes: more bits for the matrices that need them.
+    """
 
     KEEP = "keep"
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
     Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
+    Q4_1 = "q4_1"
+    Q5_0 = "q5_0"
+    Q5_1 = "q5_1"
+    Q2_K = "q2_k"
+    Q3_K = "q3_k"
+    Q4_K = "q4_k"
+    Q5_K = "q5_k"
+    Q6_K = "q6_k"
+    MXFP4 = "mxfp4"
+    Q4_K_M = "q4_k_m"
+    Q5_K_M = "q5_k_m"
 
     @classmethod
     def of(cls, value: str | Quant) -> Quant:
@@ -36,61 +50,82 @@ class Quant(Enum):
             raise RepackError("bad-quant", "repack", f"quant is {value!r}",
                               f"one of {names}") from None  # fmt: skip
 
+    @property
+    def is_mix(self) -> bool:
+        """Whether matrices get different types by their place."""
+        return self in (Quant.Q4_K_M, Quant.Q5_K_M)
 
-def decode_floats(data: NDArray[np.uint8], dtype_name: str) -> NDArray[np.float32]:
-    """The numbers in `data`, encoded as `f32`, `f16` or `bf16`, as float32; exact.
+    @property
+    def base(self) -> DType:
+        """The type asked for, of a mix the type of what gets no better one; not for `KEEP`."""
+        return DTYPES[self.value.removesuffix("_m")]
 
-    `data` may be any contiguous bytes of whole elements; the result may share its memory.
+
+# llama.cpp, src/llama-quant.cpp, tensor_type_fallback.
+_FALLBACKS: Final = {
+    "q2_k": "q4_0",
+    "q3_k": "q4_0",
+    "q4_k": "q5_0",
+    "q5_k": "q5_1",
+    "q6_k": "q8_0",
+}
+
+
+def fitting(dtype: DType, n_columns: int) -> DType:
+    """`dtype`, or what llama.cpp takes instead for rows of `n_columns` that it cannot hold.
+
+    A K-quant becomes a type of 32 elements with more bits; float16 where even those do not fit.
     """
-    if dtype_name == "f32":
-        return data.view("<f4")
-    if dtype_name == "f16":
-        return data.view("<f2").astype(np.float32)
-    if dtype_name == "bf16":
-        # bfloat16 is the upper half of a float32 (Intel, BFLOAT16 numerics definition, 2018).
-        bits = data.view("<u2").astype(np.uint32)
-        bits <<= np.uint32(16)
-        return bits.view(np.float32)
-    raise RepackError("requantize", "quantise", f"encoding {dtype_name}", "f32, f16 or bf16")
+    for name in (dtype.name, _FALLBACKS.get(dtype.name, "f16")):
+        if n_columns % DTYPES[name].block_elements == 0:
+            return DTYPES[name]
+    return DTYPES["f16"]
 
 
-def quantise_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """`values`, whose number is a multiple of 32, as Q8_0 quant blocks of 34 bytes.
+@dataclass(frozen=True, slots=True)
+class MixFacts:
+    """What a mix depends on: counts of the model and of its attention value matrices.
 
-    Bit for bit what ggml's `quantize_row_q8_0_ref` (ggml-quants.c) writes: d = max|x| / 127,
-    quants x * (1 / d) rounded half away from zero, d then stored as float16. All values must be
-    finite; NaN and infinity are for the caller to refuse.
-
-    Raises:
-        RepackError: `scale-overflow` when a scale is beyond float16 (|x| above 8,321,499).
+    `is_70b`: llama.cpp's LLM_TYPE_70B, 80 layers with grouped keys and values.
     """
-    blocks = values.reshape(-1, Q8_0_ELEMENTS)
-    # Turned once so that the maximum runs along memory: 4 times faster than max(axis=1) of 32.
-    scale = np.abs(blocks.T, order="C").max(axis=0) / np.float32(127)
-    if scale.size and scale.max() > np.finfo(np.float16).max:
-        raise RepackError("scale-overflow", "quantise", f"a value of {float(scale.max()) * 127:g}",
-                          "values whose Q8_0 scale fits float16")  # fmt: skip
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.float32(1) / scale
-    # Of 0, and below 2^-128 where the reciprocal overflows; float16 makes such scales 0 anyway.
-    inverse[np.isinf(inverse)] = 0
-    scaled = blocks * inverse[:, None]
-    # C's roundf: halves go away from zero (NumPy's rint takes them to even). With 0.5 itself
-    # 0.49999997 would become 1, as that sum rounds up in float32.
-    signed_half = scaled.view(np.uint32) & _SIGN
-    signed_half |= _BELOW_HALF
-    scaled += signed_half.view(np.float32)
-    packed = np.empty(len(blocks), _Q8_0)
-    packed["d"] = scale
-    packed["qs"] = scaled
-    return packed.view(np.uint8)
+
+    n_layers: int
+    n_experts: int
+    n_values: int
+    is_tied: bool
+    is_70b: bool = False
 
 
-def first_not_finite(values: NDArray[np.float32]) -> int | None:
-    """The index of the first NaN or infinity, None when there is none."""
-    # NaN and infinity survive a sum, and float64 holds that of any tile of float32: one pass.
-    with np.errstate(invalid="ignore"):
-        if np.isfinite(values.sum(dtype=np.float64)):
-            return None
-    bad = np.flatnonzero(~np.isfinite(values))
-    return int(bad[0]) if bad.size else None
+def is_value(name: str) -> bool:
+    """Whether the canonical `name` is of a matrix that llama.cpp treats as attention values."""
+    return name.endswith(("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"))
+
+
+def mixed(
+    quant: Quant, name: str, n_columns: int, layer: int, value: int, facts: MixFacts
+) -> DType:
+    """The type of the matrix `name` of `layer` in the mix `quant`, before `fitting`.
+
+    `value` is the matrix's place among those that `is_value`, layer by layer. Rules of llama.cpp,
+    src/llama-quant.cpp, llama_tensor_get_type_impl, for LLAMA_FTYPE_MOSTLY_Q4_K_M and Q5_K_M.
+    """
+    base = quant.base
+    if name == "output.weight" or (facts.is_tied and name == "token_embd.weight"):
+        return DTYPES["q8_0" if n_columns % base.block_elements else "q6_k"]
+    if is_value(name):
+        better = "q6_k" if _needs_more_bits(value, facts.n_values) else base.name
+        if facts.is_70b and better == "q4_k":
+            better = "q5_k"
+        return DTYPES["q8_0" if facts.n_experts == 8 else better]
+    if name.endswith("attn_k.weight") and facts.n_experts == 8:
+        return DTYPES["q8_0"]
+    if "ffn_down" in name and _needs_more_bits(layer, facts.n_layers):
+        return DTYPES["q6_k"]
+    if name.endswith("attn_output.weight") and facts.n_experts == 8 and quant is Quant.Q4_K_M:
+        return DTYPES["q5_k"]
+    return base
+
+
+def _needs_more_bits(place: int, n: int) -> bool:
+    """The first and the last eighth, and every third in between."""
+    return place < n // 8 or place >= 7 * n // 8 or (place - n // 8) % 3 == 2

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
 from colibri_format import (
-    DTYPES,
     MODEL_FILE,
-    DType,
     FilePlan,
     FileSpec,
     Layout,
@@ -23,8 +20,10 @@ from colibri_format import (
 )
 
 from .errors import RepackError
-from .families import Checkpoint, DenseWeight, Slice, is_matrix
-from .quantise import Q8_0_ELEMENTS, Quant
+from .families import Checkpoint, DenseWeight
+from .imatrix import Imatrix
+from .part_plan import Part, PartPlanner, some
+from .quantise import Quant
 from .sources import EmbeddedFile, Source
 
 TILE_BYTES: Final = 8 * 2**20
@@ -40,32 +39,17 @@ MIN_ALIGNMENT: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class RepackOptions:
-    """`quant`: what becomes of matrices; `alignment`: bytes each block starts a multiple of."""
+    """`quant`: what becomes of matrices; `alignment`: bytes each block starts a multiple of.
+
+    `dense_quant`: the same for dense tensors, None for as `quant`. `may_requantise`: whether
+    quantised matrices may be quantised again. `imatrix`: open importance matrix.
+    """
 
     quant: Quant = Quant.KEEP
     alignment: int = MIN_ALIGNMENT
-
-
-class Conversion(Enum):
-    """What is done to the bytes of a slice."""
-
-    COPY = "copy"
-    TO_F32 = "to f32"
-    TO_Q8_0 = "to q8_0"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One slice of the source on its way into the file; `dtype` is what it becomes."""
-
-    source: Slice
-    conversion: Conversion
-    dtype: DType
-
-    @property
-    def size(self) -> int:
-        """Bytes in the output."""
-        return self.dtype.size_bytes(self.source.shape)
+    dense_quant: Quant | None = None
+    may_requantise: bool = False
+    imatrix: Imatrix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +96,15 @@ class RepackPlan:
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
+    @property
+    def parts(self) -> Iterator[Part]:
+        """Every slice that is written."""
+        for job in self.jobs:
+            if isinstance(job, BlockJob):
+                yield from job.parts
+            elif isinstance(job, TensorJob):
+                yield job.part
+
 
 def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) -> RepackPlan:
     """The plan that brings `checkpoint`, read from `source`, into one `.colibri` file.
@@ -120,18 +113,31 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
 
     Raises:
         RepackError: `requantize` when quantised tensors would be quantised again, `mixed-layer`
-            when experts of one layer differ in their encodings.
+            when experts of one layer differ in their encodings, `imatrix-size`.
         UsageError, FormatError: as `colibri_format.plan_layout` (`bad-alignment`, ...).
     """
-    plan_part = _PartPlanner(options.quant)
+    parts_planner = PartPlanner(
+        checkpoint,
+        options.quant,
+        options.quant if options.dense_quant is None else options.dense_quant,
+        may_requantise=options.may_requantise,
+        imatrix=options.imatrix,
+    )
     dense = [
-        (weight, plan_part(weight.part, is_matrix(weight.name))) for weight in checkpoint.dense
+        (weight, parts_planner.dense(weight.name, weight.layer, weight.part))
+        for weight in checkpoint.dense
     ]
     blocks: list[BlockJob] = []
     layouts: list[Layout | None] = []
     for layer, experts in enumerate(checkpoint.experts):
         layer_jobs = [
-            BlockJob(layer, expert, tuple(plan_part(parts[role], True) for role in sorted(parts)))
+            BlockJob(
+                layer,
+                expert,
+                tuple(
+                    parts_planner.expert(layer, expert, role, parts[role]) for role in sorted(parts)
+                ),
+            )
             for expert, parts in enumerate(experts or ())
         ]
         layouts.append(_layer_layout(source, layer_jobs, sorted((experts or ({},))[0])))
@@ -148,9 +154,9 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
     )
     file = plan_file(alignment=options.alignment)
     jobs = _in_file_order(file, dense, embedded, blocks)
-    notes = list(source.notes) + list(checkpoint.notes) + plan_part.notes()
+    notes = list(source.notes) + list(checkpoint.notes) + parts_planner.notes()
     if checkpoint.dropped:
-        notes.append(f"left out, engines compute it: {_some(checkpoint.dropped)}")
+        notes.append(f"left out, engines compute it: {some(checkpoint.dropped)}")
     n_parts = len(dense) + sum(len(job.parts) for job in blocks)
     peak = (
         _WORKING_BYTES
@@ -169,41 +175,6 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         notes=tuple(notes),
         warnings=tuple(_warnings(file, plan_file)),
     )
-
-
-class _PartPlanner:
-    """Chooses each slice's conversion, and remembers those that could not have the one asked."""
-
-    def __init__(self, quant: Quant) -> None:
-        self.quant = quant
-        self.kept: list[str] = []
-
-    def __call__(self, part: Slice, may_quantise: bool) -> Part:
-        if self.quant is Quant.KEEP:
-            return Part(part, Conversion.COPY, part.dtype)
-        if part.dtype.is_quantised:
-            raise RepackError(
-                "requantize",
-                f"{part.tensor.file}: tensor {part.tensor.name!r}",
-                f"is {part.dtype.name} already",
-                f"F32, F16 or BF16 to quantise to {self.quant.value}",
-                "repack with --quant keep, or take the unquantised checkpoint",
-            )
-        if not may_quantise:
-            return Part(part, Conversion.TO_F32, DTYPES["f32"])
-        if part.shape[-1] % Q8_0_ELEMENTS:
-            self.kept.append(f"{part.tensor.name} ({part.shape[-1]})")
-            return Part(part, Conversion.COPY, part.dtype)
-        return Part(part, Conversion.TO_Q8_0, DTYPES["q8_0"])
-
-    def notes(self) -> list[str]:
-        if not self.kept:
-            return []
-        names = tuple(dict.fromkeys(self.kept))
-        return [
-            f"{len(names)} tensors keep their type, rows are no multiple of {Q8_0_ELEMENTS}: "
-            f"{_some(names)}"
-        ]
 
 
 def _layer_layout(source: Source, jobs: Sequence[BlockJob], roles: Sequence[Role]) -> Layout | None:
@@ -285,6 +256,7 @@ def _metadata(
         "family": checkpoint.family.name,
         "order": "layer-major",
         "quantisation": options.quant.value,
+        **_dense_quantisation(options),
         "source": {
             "files": sorted(name.encode("utf-8", "replace").decode() for name in names),
             "format": source.format,
@@ -292,6 +264,15 @@ def _metadata(
         "tool": {"name": "colibri-repack", "version": version("colibri-repack")},
         "types": types,
     }
+
+
+def _dense_quantisation(options: RepackOptions) -> dict[str, str]:
+    record = {}
+    if options.dense_quant not in (None, options.quant):
+        record["dense_quantisation"] = options.dense_quant.value
+    if options.imatrix is not None:
+        record["imatrix"] = options.imatrix.path.name.encode("utf-8", "replace").decode()
+    return record
 
 
 def _warnings(file: FilePlan, plan_file: partial[FilePlan]) -> list[str]:
@@ -330,8 +311,3 @@ def _powers_below(alignment: int) -> list[int]:
         alignment //= 2
         powers.append(alignment)
     return powers
-
-
-def _some(names: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

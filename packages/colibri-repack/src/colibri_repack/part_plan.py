@@ -1,0 +1,189 @@
+"""What each slice of the source becomes, from the options and the slice's name and type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from colibri_format import DTYPES, DType, Role
+
+from .errors import RepackError
+from .families import Checkpoint, Slice, is_matrix
+from .imatrix import Imatrix, Importance
+from .quantise import MixFacts, Quant, fitting, is_value, mixed
+from .recode import RECODABLE
+
+_MATRIX_ROLES: Final = {Role.GATE: "gate", Role.UP: "up", Role.DOWN: "down"}
+_ARCHITECTURES_70B: Final = frozenset({"llama", "qwen2"})
+
+
+class Conversion(Enum):
+    """What is done to the bytes of a slice."""
+
+    COPY = "copy"
+    RECODE = "recode"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One slice of the source on its way into the file; `dtype` is what it becomes.
+
+    `importance` weighs the columns when it is quantised.
+    """
+
+    source: Slice
+    conversion: Conversion
+    dtype: DType
+    importance: Importance | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes in the output."""
+        return self.dtype.size_bytes(self.source.shape)
+
+
+class PartPlanner:
+    """Chooses each slice's conversion, and remembers those that could not have the type asked."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        quant: Quant,
+        dense_quant: Quant,
+        *,
+        may_requantise: bool = False,
+        imatrix: Imatrix | None = None,
+    ) -> None:
+        self.quant = quant
+        self.dense_quant = dense_quant
+        self.may_requantise = may_requantise
+        self.imatrix = imatrix
+        names = [weight.name for weight in checkpoint.dense]
+        values = sorted(
+            (weight.layer or 0, weight.name) for weight in checkpoint.dense if is_value(weight.name)
+        )
+        self._values = {name: place for place, (_, name) in enumerate(values)}
+        self._n_experts = checkpoint.n_experts
+        self._facts = MixFacts(
+            n_layers=len(checkpoint.experts),
+            n_experts=checkpoint.n_experts,
+            n_values=len(values),
+            is_tied="output.weight" not in names,
+            is_70b=_is_70b(checkpoint),
+        )
+        self._fallbacks: dict[str, str] = {}
+        self._requantised: dict[str, int] = {}
+        self._unweighed: dict[str, None] = {}
+
+    def dense(self, name: str, layer: int | None, part: Slice) -> Part:
+        """The dense tensor `name`.
+
+        Raises:
+            RepackError: `requantize`, and `imatrix-size` from the importance matrix.
+        """
+        if self.dense_quant is Quant.KEEP:
+            return Part(part, Conversion.COPY, part.dtype)
+        if not is_matrix(name):
+            return self._plain(part)
+        return self._matrix(self.dense_quant, name, layer or 0, part, None)
+
+    def expert(self, layer: int, expert: int, role: Role, part: Slice) -> Part:
+        """The segment `role` of an expert; raises as `dense`."""
+        if self.quant is Quant.KEEP:
+            return Part(part, Conversion.COPY, part.dtype)
+        if role not in _MATRIX_ROLES:
+            return self._plain(part)
+        suffix = "_exps" if self._n_experts > 1 else ""
+        name = f"blk.{layer}.ffn_{_MATRIX_ROLES[role]}{suffix}.weight"
+        return self._matrix(self.quant, name, layer, part, expert)
+
+    def notes(self) -> list[str]:
+        """What was decided otherwise than asked, or at a price."""
+        notes = []
+        by_types: dict[str, list[str]] = {}
+        for name, change in self._fallbacks.items():
+            by_types.setdefault(change, []).append(name)
+        for change, names in by_types.items():
+            notes.append(f"{change}, rows too short or uneven: {some(names)}")
+        for dtype, count in self._requantised.items():
+            notes.append(f"{count} slices were {dtype} already: quantised twice, errors add up")
+        if self._unweighed:
+            notes.append(
+                f"the importance matrix lacks {len(self._unweighed)} tensors, quantised without: "
+                f"{some(tuple(self._unweighed))}"
+            )
+        return notes
+
+    def _plain(self, part: Slice) -> Part:
+        """Norms, router, biases: F32 whatever is asked; what is no float type stays.
+
+        What is F32 already goes the same way, as it must be finite, too.
+        """
+        if part.dtype.name not in ("f32", "f16", "bf16"):
+            return Part(part, Conversion.COPY, part.dtype)
+        return Part(part, Conversion.RECODE, DTYPES["f32"])
+
+    def _matrix(self, quant: Quant, name: str, layer: int, part: Slice, expert: int | None) -> Part:
+        n_columns = part.shape[-1]
+        asked = quant.base
+        if quant.is_mix:
+            asked = mixed(quant, name, n_columns, layer, self._values.get(name, 0), self._facts)
+        dtype = fitting(asked, n_columns)
+        if dtype is not asked:
+            self._fallbacks[name] = f"{asked.name} became {dtype.name}"
+        if part.dtype.name == dtype.name:
+            return Part(part, Conversion.COPY, dtype)
+        self._check_source(part, dtype)
+        importance = None
+        if self.imatrix is not None and dtype.is_quantised:
+            importance = self.imatrix.importance(
+                name, n_columns, expert or 0, self._n_matrices(name)
+            )
+            if importance is None:
+                self._unweighed[name] = None
+        return Part(part, Conversion.RECODE, dtype, importance)
+
+    def _n_matrices(self, name: str) -> int:
+        return self._n_experts if name.endswith("_exps.weight") else 1
+
+    def _check_source(self, part: Slice, dtype: DType) -> None:
+        where = f"{part.tensor.file}: tensor {part.tensor.name!r}"
+        if part.dtype.name not in RECODABLE:
+            raise RepackError(
+                "requantize",
+                where,
+                f"is {part.dtype.name}, which nothing here decodes",
+                f"one of {', '.join(sorted(RECODABLE))} to make {dtype.name} of",
+                "repack with --quant keep, or take the unquantised checkpoint",
+            )
+        if not part.dtype.is_quantised:
+            return
+        if not self.may_requantise:
+            raise RepackError(
+                "requantize",
+                where,
+                f"is {part.dtype.name} already",
+                f"F32, F16 or BF16 to make {dtype.name} of",
+                "repack with --quant keep, take the unquantised checkpoint, or accept the loss "
+                "with --allow-requantize",
+            )
+        self._requantised[part.dtype.name] = self._requantised.get(part.dtype.name, 0) + 1
+
+
+def some(names: Iterable[str], most: int = 6) -> str:
+    """The first of `names`, and how many more there are."""
+    names = tuple(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _is_70b(checkpoint: Checkpoint) -> bool:
+    model = checkpoint.model
+    return (
+        model is not None
+        and model.family in _ARCHITECTURES_70B
+        and model.n_layers == 80
+        and model.n_kv_heads < model.n_heads
+    )
