@@ -23,7 +23,7 @@ import xxhash
 import colibri_format as cf
 from colibri_format.header import Region, RegionExtent, encode_superblock, place_regions
 from colibri_format.layout import NO_LAYOUT
-from helpers.forge import Forge, fill, layout_of, sample_plan, write_sample
+from helpers.forge import Forge, code_of, fill, layout_of, sample_plan, write_sample
 
 PACKAGE = Path(cf.get_include()).parents[2]
 VECTORS = PACKAGE / "vectors"
@@ -380,6 +380,7 @@ def test_invalid_metadata_is_invalid_in_a_member_that_stands_twice(
     path = with_metadata(tmp_path / "a.colibri", b'{"a":1.5,"a":1}')
 
     assert open_in_c(driver, [path])[0]["code"] == "METADATA_INVALID"
+    assert code_of(lambda: cf.open(path)) == "metadata-invalid"
 
 
 def test_tables_longer_than_any_counts_are_refused_without_being_read_into_memory(

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -42,8 +42,6 @@ from .table_parser import parse_tables
 from .tables import MIXED, Tables
 from .verify import Damage, verify_file
 from .volume import FoundVolume, find_volumes
-
-_CURE: Final = "colibri repair restores it"
 
 
 def open_file(
@@ -168,9 +166,7 @@ class Reader:
             tail = self.read_at(self.file_size - PAGE, PAGE)
             tail_fault = find_unsoundness(tail, self._where)
             if tail_fault is not None:
-                warnings.append(
-                    f"the superblock at the end is damaged ({tail_fault.code}): {_CURE}"
-                )
+                warnings.append(f"the superblock at the end is damaged ({tail_fault.code})")
             elif tail != head:
                 raise FormatError(
                     FormatCode.SUPERBLOCK_CONFLICT,
@@ -183,7 +179,7 @@ class Reader:
         tail = self.read_at(self.file_size - PAGE, PAGE)
         if find_unsoundness(tail, self._where) is not None or _size_in(tail) != self.file_size:
             raise fault
-        warnings.append(f"the superblock at the start is damaged ({fault.code}): {_CURE}")
+        warnings.append(f"the superblock at the start is damaged ({fault.code})")
         return parse_superblock(tail, self._where)
 
     def _check_size(self, page: bytes) -> None:
@@ -218,7 +214,7 @@ class Reader:
                 "one sound copy",
                 "repack the file or restore it",
             )
-        warnings.append(f"the {region.name.lower()} region at the start is damaged: {_CURE}")
+        warnings.append(f"the {region.name.lower()} region at the start is damaged")
         return data
 
     def read_region_copy(self, region: Region, *, is_tail: bool) -> bytes | None:

@@ -13,7 +13,16 @@ from rich.text import Text
 import colibri_format
 from colibri_format import MODEL_FILE, Expert, Layout, ModelSpec, Reader, parse_model
 
-from .cmd_shared import EXIT_OK, columns_table, facts_rows, new_console, print_json, print_rows, run
+from .cmd_shared import (
+    EXIT_OK,
+    columns_table,
+    facts_rows,
+    new_console,
+    print_json,
+    print_rows,
+    print_warnings,
+    run,
+)
 from .facts import FileFacts, facts_of_file, layouts_of_layer
 
 
@@ -171,8 +180,7 @@ def _print(
             table.add_row(Text(file.name), str(file.offset), str(file.size))
         console.print()
         console.print(table)
-    for warning in reader.warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    print_warnings(reader.path, reader.warnings)
 
 
 def _runs(reader: Reader, layers: list[int]) -> list[tuple[int, int]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ __all__ = [
     "new_console",
     "print_json",
     "print_rows",
+    "print_warnings",
     "progress_bar",
     "run",
     "size_argument",
@@ -184,6 +186,14 @@ def print_rows(rows: list[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
+
+
+def print_warnings(path: object, warnings: Sequence[str]) -> None:
+    """What was found damaged and made good, on stderr, and what restores it."""
+    for warning in warnings:
+        print(f"warning: {path}: {warning}", file=sys.stderr)
+    if warnings:
+        print(f"colibri repair {shlex.quote(str(path))} restores it", file=sys.stderr)
 
 
 def columns_table(*columns: str) -> Table:

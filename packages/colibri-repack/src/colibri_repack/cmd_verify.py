@@ -13,7 +13,15 @@ from typing import Final
 import colibri_format
 from colibri_format import Damage, format_size
 
-from .cmd_shared import EXIT_DATA, EXIT_OK, add_volume_option, print_json, progress_bar, run
+from .cmd_shared import (
+    EXIT_DATA,
+    EXIT_OK,
+    add_volume_option,
+    print_json,
+    print_warnings,
+    progress_bar,
+    run,
+)
 
 _REPAIRABLE: Final = frozenset(
     {"bad-magic", "unsupported-version", "superblock-checksum", "region-checksum"}
@@ -52,8 +60,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             }
         )
         return EXIT_DATA if damages else EXIT_OK
-    for warning in warnings:
-        print(f"warning: {arguments.file}: {warning}", file=sys.stderr)
+    print_warnings(arguments.file, warnings)
     for damage in damages:
         print(f"error[{damage.code}]: {arguments.file}: {_place(damage)}", file=sys.stderr)
     rate = format_size(int(n_bytes / seconds)) if seconds else "-"
@@ -62,7 +69,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     )
     verdict = f"damaged in {_places(len(damages))}" if damages else "sound"
     print(f"{part}: {verdict}; {format_size(n_bytes)} checked, {rate}/s")
-    if any(damage.code in _REPAIRABLE for damage in damages):
+    if any(damage.code in _REPAIRABLE for damage in damages) and not warnings:
         print(f"colibri repair {shlex.quote(arguments.file)} restores its ends from their copies")
     if any(damage.code in _LOST for damage in damages):
         print("damaged data cannot be restored from the file: repack the source, or restore a copy")

@@ -64,7 +64,8 @@ class RunReport:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was planned or granted less well than asked for."""
-        return (*self.warnings, *self.plan.notes, *self.pool.notes)
+        warnings = [f"{warning}: colibri repair restores it" for warning in self.warnings]
+        return (*warnings, *self.plan.notes, *self.pool.notes)
 
     def record(self, *, with_layers: bool = False) -> dict[str, Any]:
         """The report as JSON takes it; shares and rates are None where there is nothing to rate."""

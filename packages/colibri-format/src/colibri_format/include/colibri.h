@@ -1075,11 +1075,13 @@ static const char *colibri_i_check_length(const colibri_file *f, unsigned k, uin
         return length == (f->incompat & COLIBRI_STRIPED ? 2 * entries : 0) ? NULL
                                                                            : "2 bytes an expert with STRIPED, else 0";
     case COLIBRI_REGION_TABLES:
-        return length >= 64 ? NULL : "64 at least";
+        return length >= 64 && length <= (1u << 29) ? NULL : "64 to 536870912";
     case COLIBRI_REGION_METADATA:
         return length >= 2 && length <= (1u << 24) ? NULL : "2 to 16777216";
     case COLIBRI_REGION_EXTENSION:
-        return length == 0 || (f->compat | f->ro_compat) ? NULL : "0 without a compat or ro_compat feature";
+        return length == 0 || (length <= (1u << 29) && (f->compat | f->ro_compat))
+                   ? NULL
+                   : "0 without a compat or ro_compat feature, 536870912 at most with one";
     default:
         return length % f->alignment == 0 ? NULL : "a multiple of the alignment";
     }
