@@ -79,12 +79,21 @@ static int encode_floats(int32_t type, const float *x, int n, uint8_t *out) {
     return bad;
 }
 
-/* The first element of the first quant block with a scale beyond float16, n when there is none. */
-static int first_beyond(const struct codec *codec, const uint8_t *out, int n) {
-    for (int i = 0; i < n; i += codec->elements, out += codec->bytes)
+/* No type with float16 scales holds 2.8e8. From about 1e13 on the searches' sums overflow, and a
+ * group whose scale is NaN would pass for one of zeros. */
+#define FAR_TOO_LARGE 1e12f
+
+/* The first element of the first quant block that x does not fit into, n when all do. */
+static int first_beyond(const struct codec *codec, const float *x, const uint8_t *out, int n) {
+    if (codec->halves[0] < 0) return n;
+    for (int i = 0; i < n; i += codec->elements, out += codec->bytes) {
+        int is_beyond = 0;
         for (int k = 0; k < 2; ++k)
-            if (codec->halves[k] >= 0 && is_beyond_half(load_half(out + codec->halves[k])))
-                return i;
+            is_beyond |= codec->halves[k] >= 0 && is_beyond_half(load_half(out + codec->halves[k]));
+        for (int k = 0; k < codec->elements; ++k)
+            is_beyond |= x[i + k] > FAR_TOO_LARGE || x[i + k] < -FAR_TOO_LARGE;
+        if (is_beyond) return i;
+    }
     return n;
 }
 
@@ -122,7 +131,7 @@ int32_t colibri_repack_convert(const uint8_t *src, int32_t src_type, uint8_t *ds
                     good = encode_floats(dst_type, x, size, out);
                 } else {
                     encode(dst_type, x, weights ? weights + at : NULL, sigma2, size, out);
-                    good = first_beyond(to, out, size);
+                    good = first_beyond(to, x, out, size);
                 }
                 if (good < size) {
                     *bad = first + good;

@@ -106,7 +106,7 @@ class PartPlanner:
         for name, change in self._fallbacks.items():
             by_types.setdefault(change, []).append(name)
         for change, names in by_types.items():
-            notes.append(f"{change}, rows too short or uneven: {some(names)}")
+            notes.append(f"{change} where rows are no whole quant blocks: {some(names)}")
         for dtype, count in self._requantised.items():
             notes.append(f"{count} slices were {dtype} already: quantised twice, errors add up")
         if self._unweighed:

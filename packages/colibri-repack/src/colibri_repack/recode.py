@@ -27,6 +27,7 @@ UNIT_ELEMENTS: Final = 256
 # A piece below is not worth a thread's 50 microseconds.
 _PIECE_ELEMENTS: Final = 2**15
 _NUMPY_PIECE: Final = 2**17
+_FAR_TOO_LARGE: Final = np.float32(1e12)  # as in csrc/convert.c, which says why
 _HALF_SCALES: Final = {
     **dict.fromkeys(("q4_0", "q5_0", "q8_0"), (0,)),
     **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),
@@ -167,7 +168,7 @@ def recode_in_numpy(
         raise ElementError(int(bad[0]), is_finite=False)
     if target.is_quantised:
         out[:] = encode_blocks(values, target.name, weights)
-        _check_scales(out, target)
+        _check_scales(values, out, target)
         return
     if target.name == "f32":
         out[:] = values.view(np.uint8)
@@ -185,10 +186,12 @@ def recode_in_numpy(
         raise ElementError(int(beyond.argmax()), is_finite=True)
 
 
-def _check_scales(out: NDArray[np.uint8], target: DType) -> None:
+def _check_scales(values: NDArray[np.float32], out: NDArray[np.uint8], target: DType) -> None:
+    if target.name not in _HALF_SCALES:
+        return
     blocks = out.reshape(-1, target.block_bytes)
-    beyond = np.zeros(len(blocks), np.bool_)
-    for at in _HALF_SCALES.get(target.name, ()):
+    beyond = (np.abs(values) > _FAR_TOO_LARGE).reshape(-1, target.block_elements).any(axis=1)
+    for at in _HALF_SCALES[target.name]:
         beyond |= (blocks[:, at + 1] & 0x7C) == 0x7C
     if beyond.any():
         raise ElementError(int(beyond.argmax()) * target.block_elements, is_finite=True)
