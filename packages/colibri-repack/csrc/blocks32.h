@@ -18,24 +18,33 @@ static inline int32_t truncated(float value) {
 static inline float inverse_of(float value) { return value != 0 ? 1.0f / value : 0.0f; }
 
 /* level: (32), below 16 << has_fifth. Writes 16 bytes of nibbles, after 4 of fifth bits. */
-static inline void put_nibbles(const uint8_t *level, int has_fifth, uint8_t *out) {
+static inline void put_nibbles(const int32_t *level, int has_fifth, uint8_t *out) {
     if (has_fifth) {
         uint32_t fifth = 0;
         for (int i = 0; i < 32; ++i) fifth |= (uint32_t)(level[i] >> 4 & 1) << i;
         for (int k = 0; k < 4; ++k) out[k] = (uint8_t)(fifth >> 8 * k);
         out += 4;
     }
-    for (int i = 0; i < 16; ++i) out[i] = (uint8_t)((level[i] & 15) | (level[i + 16] & 15) << 4);
+    uint8_t nibbles[16];
+    for (int i = 0; i < 16; ++i)
+        nibbles[i] = (uint8_t)((level[i] & 15) | (level[i + 16] & 15) << 4);
+    memcpy(out, nibbles, 16);
 }
 
-/* The first element of the largest magnitude among 32, by bits: integer maxima vectorise. */
+/* The first element of the largest magnitude among 32; of zeros only, +0. */
 static inline float largest_of(const float *x) {
+    ilanes positives = isplat(0), negatives = isplat(0);
+    for (int i = 0; i < 32; i += LANES) {
+        ilanes bits;
+        memcpy(&bits, x + i, sizeof bits);
+        const ilanes size = bits & 0x7fffffff, is_negative = bits < 0;
+        positives = imax(positives, size & ~is_negative);
+        negatives = imax(negatives, size & is_negative);
+    }
     int32_t positive = 0, negative = 0;
-    for (int i = 0; i < 32; ++i) {
-        const int32_t bits = (int32_t)float_bits(x[i]);
-        const int32_t size = bits & 0x7fffffff;
-        positive = bits >= 0 && size > positive ? size : positive;
-        negative = bits < 0 && size > negative ? size : negative;
+    for (int k = 0; k < LANES; ++k) {
+        positive = positives[k] > positive ? positives[k] : positive;
+        negative = negatives[k] > negative ? negatives[k] : negative;
     }
     if (positive > negative) return bits_float((uint32_t)positive);
     if (positive < negative) return -bits_float((uint32_t)negative);
@@ -44,33 +53,53 @@ static inline float largest_of(const float *x) {
     return positive ? x[i] : 0.0f;
 }
 
+/* Levels trunc((x - base) * inverse + half), at most `top`; 0 where that is out of range, as the
+ * low byte is of what x86 makes of it. */
+static inline void truncated_levels(const float *x, float base, float inverse, float half,
+                                    int32_t top, int32_t *level) {
+    for (int i = 0; i < 32; i += LANES) {
+        lanes value;
+        memcpy(&value, x + i, sizeof value);
+        value = (value - splat(base)) * splat(inverse) + splat(half);
+        const ilanes fits = (value >= splat(-0x1p31f)) & (value < splat(0x1p31f));
+        const ilanes truncated = __builtin_convertvector(pick(fits, value, splat(0.0f)), ilanes);
+        const ilanes low = iclamp(truncated, INT32_MIN, top);
+        memcpy(level + i, &low, sizeof low);
+    }
+}
+
 static inline void encode_symmetric(const float *x, int has_fifth, uint8_t *out) {
     const float half = has_fifth ? 16.0f : 8.0f;
     const float d = largest_of(x) / -half;
-    const float inverse = inverse_of(d);
-    const int8_t top = has_fifth ? 31 : 15;
-    uint8_t level[32];
-    for (int i = 0; i < 32; ++i) {
-        const int8_t l = (int8_t)truncated(x[i] * inverse + (half + 0.5f));
-        level[i] = (uint8_t)(l < top ? l : top);
-    }
+    int32_t level[32];
+    truncated_levels(x, 0.0f, inverse_of(d), half + 0.5f, has_fifth ? 31 : 15, level);
     store_half(out, to_half(d));
     put_nibbles(level, has_fifth, out + 2);
 }
 
 static inline void encode_range(const float *x, int has_fifth, uint8_t *out) {
-    float min = x[0], max = x[0];
-    for (int i = 1; i < 32; ++i) {
-        min = x[i] < min ? x[i] : min;
-        max = x[i] > max ? x[i] : max;
+    lanes mins, maxs;
+    memcpy(&mins, x, sizeof mins);
+    maxs = mins;
+    for (int i = LANES; i < 32; i += LANES) {
+        lanes value;
+        memcpy(&value, x + i, sizeof value);
+        mins = pick(value < mins, value, mins);
+        maxs = pick(value > maxs, value, maxs);
+    }
+    float min = mins[0], max = maxs[0];
+    for (int k = 1; k < LANES; ++k) {
+        min = mins[k] < min ? mins[k] : min;
+        max = maxs[k] > max ? maxs[k] : max;
+    }
+    if (min == 0) { /* of zeros of both signs the first counts */
+        int i = 0;
+        while (x[i] != 0) ++i;
+        min = x[i];
     }
     const float d = (max - min) / (has_fifth ? 31.0f : 15.0f);
-    const float inverse = inverse_of(d);
-    uint8_t level[32];
-    for (int i = 0; i < 32; ++i) {
-        const int8_t l = (int8_t)truncated((x[i] - min) * inverse + 0.5f);
-        level[i] = has_fifth ? (uint8_t)l : (uint8_t)(l < 15 ? l : 15);
-    }
+    int32_t level[32];
+    truncated_levels(x, min, inverse_of(d), 0.5f, has_fifth ? 31 : 15, level);
     store_half(out, to_half(d));
     store_half(out + 2, to_half(min));
     put_nibbles(level, has_fifth, out + 4);
@@ -145,11 +174,11 @@ static void encode_weighted(int32_t type, const float *x, const float *w, float 
         for (int k = 0; k < LANES && first + k < n_blocks; ++k) {
             const int half = has_fifth ? 16 : 8;
             const int low = is_range ? 0 : -half, high = is_range ? 2 * half - 1 : half - 1;
-            uint8_t level[32];
+            int32_t level[32];
             for (int i = 0; i < 32; ++i) {
                 const int32_t l =
                     nearest_one(fit.inverse[k] * (x[(first + k) * 32 + i] - fit.base[k]));
-                level[i] = (uint8_t)(fit.inverse[k] != 0 ? clamp_one(l, low, high) - low : 0);
+                level[i] = fit.inverse[k] != 0 ? clamp_one(l, low, high) - low : 0;
             }
             store_half(out, to_half(fit.scale[k]));
             out += 2;

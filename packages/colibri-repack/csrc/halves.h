@@ -48,11 +48,16 @@ static inline uint16_t to_bfloat(float value) {
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-static inline uint16_t load_half(const uint8_t *at) { return (uint16_t)(at[0] | at[1] << 8); }
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the formats are little-endian, and so must be the machine"
+#endif
 
-static inline void store_half(uint8_t *at, uint16_t half) {
-    at[0] = (uint8_t)half;
-    at[1] = (uint8_t)(half >> 8);
+static inline uint16_t load_half(const uint8_t *at) {
+    uint16_t half;
+    memcpy(&half, at, sizeof half);
+    return half;
 }
+
+static inline void store_half(uint8_t *at, uint16_t half) { memcpy(at, &half, sizeof half); }
 
 #endif

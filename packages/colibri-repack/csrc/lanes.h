@@ -55,6 +55,17 @@ static inline ilanes iclamp(ilanes value, int32_t low, int32_t high) {
 #endif
 }
 
+static inline ilanes imax(ilanes a, ilanes b) {
+#if defined(__AVX512F__)
+    return (ilanes)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (ilanes)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    const ilanes is_larger = a > b;
+    return (a & is_larger) | (b & ~is_larger);
+#endif
+}
+
 static inline lanes magnitude(lanes value) { return (lanes)((ilanes)value & 0x7fffffff); }
 
 static inline lanes to_float(ilanes value) { return __builtin_convertvector(value, lanes); }

@@ -24,7 +24,7 @@ from colibri_format import DType
 ABI: Final = 1
 # Hash of csrc/, compiled in: a library left over from older sources is refused. setup.py and
 # tests/repack/test_native.py say the value when it is due to change.
-BUILD_ID: Final = "71d8c0d49bddcf54"
+BUILD_ID: Final = "bd590959e854ea24"
 _NAME: Final = "libcolibri_repack" + (".dll" if sys.platform == "win32" else ".so")
 _NO_NATIVE: Final = "COLIBRI_NO_NATIVE"
 
