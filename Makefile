@@ -5,7 +5,8 @@ ORACLE := .venv-oracle
 BIN := $(VENV)/bin
 PACKAGES := $(wildcard packages/*)
 EDITABLE := $(foreach package,$(PACKAGES),-e ./$(package))
-PROJECTS := pyproject.toml constraints.txt $(PACKAGES:=/pyproject.toml)
+PROJECTS := pyproject.toml constraints.txt $(PACKAGES:=/pyproject.toml) \
+  $(wildcard packages/*/setup.py packages/*/csrc/*)
 PIP := -m pip --disable-pip-version-check
 SMOLLM2 := $(ORACLE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
@@ -75,4 +76,5 @@ clean:  ## removes environments, caches and build products
 	rm -rf $(VENV) $(ORACLE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .import_linter_cache
 	rm -rf $(PACKAGES:=/build) $(PACKAGES:=/dist) $(PACKAGES:=/src/*.egg-info) src/*.egg-info
+	rm -f packages/*/src/*/*.so packages/*/src/*/*.dll
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,7 +26,8 @@ try() {
 demo="$root/packages/colibri-bench/src/colibri_bench/data/hummingbird-21m-moe.q8_0.gguf"
 try colibri-format 'python -c "import colibri_format as f; print(len(f.DTYPES), \"dtypes\")"' \
   'test -f "$(python -c "import colibri_format as f; print(f.get_include())")/colibri.h"'
-try colibri-repack "colibri-repack '$demo' demo.colibri --force > /dev/null" \
+try colibri-repack 'python -c "from colibri_repack.recode import engine_name as e; print(e())" | grep "^C "' \
+  "colibri-repack '$demo' demo.colibri --force > /dev/null" \
   'colibri-inspect demo.colibri | head -3' 'colibri-verify demo.colibri > /dev/null'
 try colibri-runtime 'colibri-run demo.colibri --prompt "Once upon a time" --memory 32M --max-tokens 8'
 try colibri-bench 'colibri-demo > demo.txt' 'tail -3 demo.txt'

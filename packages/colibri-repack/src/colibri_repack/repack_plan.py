@@ -22,7 +22,7 @@ from colibri_format import (
 from .errors import RepackError
 from .families import Checkpoint, DenseWeight
 from .imatrix import Imatrix
-from .part_plan import Part, PartPlanner, some
+from .part_plan import Conversion, Part, PartPlanner, some
 from .quantise import Quant
 from .sources import EmbeddedFile, Source
 
@@ -32,6 +32,7 @@ TILE_BYTES: Final = 8 * 2**20
 _WORKING_BYTES: Final = 64 * 2**20
 _PER_EMBEDDED_BYTE: Final = 10
 _PER_PART_BYTES: Final = 2048
+_RECODING_BYTES: Final = 12 * 2**20  # a piece's output, threads; measured, rounded up
 MAX_GOOD_PADDING: Final = 0.05
 MAX_GOOD_INDEX: Final = 100 * 2**20
 MIN_ALIGNMENT: Final = 4096
@@ -157,13 +158,14 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
     notes = list(source.notes) + list(checkpoint.notes) + parts_planner.notes()
     if checkpoint.dropped:
         notes.append(f"left out, engines compute it: {some(checkpoint.dropped)}")
-    n_parts = len(dense) + sum(len(job.parts) for job in blocks)
+    planned_parts = [part for _, part in dense] + [part for job in blocks for part in job.parts]
     peak = (
         _WORKING_BYTES
         + TILE_BYTES
         + _PER_EMBEDDED_BYTE * sum(item.size for item in embedded)
-        + _PER_PART_BYTES * n_parts
+        + _PER_PART_BYTES * len(planned_parts)
         + 2 * file.index_bytes
+        + _RECODING_BYTES * any(part.conversion is Conversion.RECODE for part in planned_parts)
     )
     return RepackPlan(
         checkpoint=checkpoint,
