@@ -63,7 +63,7 @@ def repack(
             may_requantise=may_requantise,
             imatrix=matrix,
         )
-        check_output(opened, output)
+        check_output(opened, output, *([matrix.path] if matrix else []))
         planned = _planned(opened, read_checkpoint(opened), options)
         start = time.perf_counter()
         uuid = convert(planned, opened, output, overwrite=overwrite, progress=progress)

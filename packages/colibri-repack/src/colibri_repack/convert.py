@@ -76,14 +76,14 @@ def convert(
     return writer.uuid
 
 
-def check_output(source: Source, output: Path) -> None:
-    """Raise `output-is-input` if writing `output` could touch a file of `source`.
+def check_output(source: Source, output: Path, *others: Path) -> None:
+    """Raise `output-is-input` if writing `output` could touch a file of `source` or of `others`.
 
     Looks at the files themselves, not at their names: links and other spellings count.
     """
     part = output.parent / f"{output.name}.part"
     for candidate in (output, part):
-        for path in source.inputs:
+        for path in (*source.inputs, *others):
             try:
                 is_same = candidate.samefile(path)
             except OSError:
