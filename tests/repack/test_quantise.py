@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from colibri_format import DTYPES
-from colibri_repack import Quant, RepackError, recode
+from colibri_repack import Quant, RepackError, quantise_q8_0, recode
 from colibri_repack._native import ElementError, Isa, NativeLibrary
 from colibri_repack.quantise import fitting
 from colibri_repack.recode import RECODABLE, decode, element, engine_name, recode_in_numpy
@@ -305,3 +305,9 @@ def test_the_library_refuses_what_cannot_be() -> None:
             library.convert(source, F32, target, dtype, columns=columns, weights=weights)
     with pytest.raises(ValueError, match="Invalid argument"):
         library.convert(data, F32, out, q4_k, columns=0, isa=Isa(8))
+
+
+def test_q8_0_has_a_function_of_its_own() -> None:
+    values = ROWS["normal"]
+
+    assert (quantise_q8_0(values) == quantise(values, "q8_0", None)).all()

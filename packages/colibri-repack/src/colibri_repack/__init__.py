@@ -6,7 +6,7 @@ from .facts import BlockSize, FileFacts, TypeTotal, facts_of_file, facts_of_plan
 from .families import FAMILIES, Checkpoint, Family, read_checkpoint
 from .imatrix import Imatrix
 from .quantise import Quant
-from .recode import recode
+from .recode import quantise_q8_0, recode
 from .repack_plan import RepackOptions, RepackPlan, plan_repack
 from .report import RepackReport
 from .sources import Source, SourceTensor, open_source
@@ -32,6 +32,7 @@ __all__ = [
     "open_source",
     "plan",
     "plan_repack",
+    "quantise_q8_0",
     "read_checkpoint",
     "recode",
     "repack",

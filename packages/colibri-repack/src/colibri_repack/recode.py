@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_format import DType
+from colibri_format import DTYPES, DType
 
 from ._native import ElementError, native
 from .errors import RepackError
@@ -220,3 +220,13 @@ def element(data: NDArray[np.uint8], source: DType, index: int) -> float:
     at = block * source.block_bytes
     values = decode(np.array(data[at : at + source.block_bytes]), source)
     return float(values[index % source.block_elements])
+
+
+def quantise_q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """`values`, whose number is a multiple of 32, as Q8_0 quant blocks of 34 bytes.
+
+    Raises:
+        ElementError, ValueError: as `recode`.
+    """
+    flat = np.ascontiguousarray(values, "<f4").reshape(-1)
+    return recode(flat.view(np.uint8), DTYPES["f32"], DTYPES["q8_0"])
