@@ -178,7 +178,7 @@ HOSTILE = {
         plain().add("general.architecture", g.STRING, "x").build(),
         "gguf-duplicate-key",
     ),
-    "split": (plain().add("split.count", g.U16, 2).build(), "gguf-split"),
+    "a part by its keys alone": (plain().add("split.count", g.U16, 2).build(), "gguf-split"),
     "alignment 0": (aligned(g.U32, 0), "gguf-alignment"),
     "alignment 48": (aligned(g.U32, 48), "gguf-alignment"),
     "alignment as text": (aligned(g.STRING, "32"), "gguf-alignment"),

@@ -94,7 +94,6 @@ def parse_gguf_header(files: InputFiles, path: Path, file_size: int) -> GgufHead
             raise cursor.error("gguf-duplicate-key", f"key {pair.key!r} is there twice",
                                "each key once")  # fmt: skip
         key_values[pair.key] = pair
-    _refuse_split(path, key_values)
     alignment = _alignment(path, key_values)
     rows = [_read_tensor(cursor, path) for _ in range(n_tensors)]
     data_offset = -(-cursor.position // alignment) * alignment
@@ -175,18 +174,6 @@ def _read_array(cursor: GgufCursor, key: str) -> KeyValue:
         return KeyValue(key, "arr:str", cursor.strings(count, f"an element of {key!r}"))
     name, _, dtype = _SCALARS[kind]
     return KeyValue(key, f"arr:{name}", cursor.numbers(dtype, count, f"the elements of {key!r}"))
-
-
-def _refuse_split(path: Path, key_values: dict[str, KeyValue]) -> None:
-    pair = key_values.get("split.count")
-    if pair is not None and isinstance(pair.value, int) and pair.value > 1:
-        raise SourceError(
-            "gguf-split",
-            path,
-            f"is one of {pair.value} parts of a split model",
-            "a single GGUF file",
-            "join the parts with llama-gguf-split --merge",
-        )
 
 
 def _alignment(path: Path, key_values: dict[str, KeyValue]) -> int:
