@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .convert import Progress, check_output, convert
-from .families import read_checkpoint
+from .decoding import Fp8Form
+from .families import Checkpoint, read_checkpoint
 from .quantise import Quant
 from .repack_plan import MIN_ALIGNMENT, RepackOptions, RepackPlan, plan_repack
 from .report import RepackReport
@@ -26,7 +27,8 @@ def plan(source: SourceLike, options: RepackOptions | None = None) -> RepackPlan
             `read_checkpoint` and `plan_repack`.
     """
     with _opened(source) as opened:
-        return plan_repack(opened, read_checkpoint(opened), options or RepackOptions())
+        options = options or RepackOptions()
+        return plan_repack(opened, _checkpoint(opened, options), options)
 
 
 def repack(
@@ -35,6 +37,8 @@ def repack(
     *,
     quant: str | Quant = Quant.KEEP,
     alignment: int = MIN_ALIGNMENT,
+    family: str | None = None,
+    fp8: str | Fp8Form = Fp8Form.BF16,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> RepackReport:
@@ -47,14 +51,18 @@ def repack(
         ColibriError: as `plan`, and as `convert`.
     """
     output = Path(output)
-    options = RepackOptions(Quant.of(quant), alignment)
+    options = RepackOptions(Quant.of(quant), alignment, family, Fp8Form.of(fp8))
     with _opened(source) as opened:
         check_output(opened, output)
-        planned = plan_repack(opened, read_checkpoint(opened), options)
+        planned = plan_repack(opened, _checkpoint(opened, options), options)
         start = time.perf_counter()
         uuid = convert(planned, opened, output, overwrite=overwrite, progress=progress)
         seconds = time.perf_counter() - start
         return RepackReport.of(planned, opened.path, output, uuid=uuid, seconds=seconds)
+
+
+def _checkpoint(source: Source, options: RepackOptions) -> Checkpoint:
+    return read_checkpoint(source, family=options.family, fp8=options.fp8)
 
 
 @contextmanager

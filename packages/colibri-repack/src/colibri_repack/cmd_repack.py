@@ -21,6 +21,8 @@ from .cmd_shared import (
     run,
     size_argument,
 )
+from .decoding import Fp8Form
+from .families import AUTO, FAMILIES
 from .quantise import Quant
 from .repack_plan import MIN_ALIGNMENT, RepackOptions
 from .report import RepackReport
@@ -42,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
     if arguments.dry_run:
-        options = RepackOptions(Quant.of(arguments.quant), arguments.block_size)
+        options = RepackOptions(
+            Quant.of(arguments.quant),
+            arguments.block_size,
+            arguments.family,
+            Fp8Form.of(arguments.fp8),
+        )
         report = RepackReport.of(plan(source, options), Path(source), output)
     else:
         with progress_bar("repacking", is_quiet=arguments.json) as progress:
@@ -51,6 +58,8 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 output,
                 quant=arguments.quant,
                 alignment=arguments.block_size,
+                family=arguments.family,
+                fp8=arguments.fp8,
                 overwrite=arguments.force,
                 progress=progress,
             )
@@ -99,6 +108,19 @@ def _parser() -> argparse.ArgumentParser:
         choices=[quant.value for quant in Quant],
         default=Quant.KEEP.value,
         help="keep every byte (default), or quantise float matrices",
+    )
+    parser.add_argument(
+        "--fp8",
+        choices=[form.value for form in Fp8Form],
+        default=Fp8Form.BF16.value,
+        help="what FP8 weights with block scales become: bf16 (default), f32, or kept as they are",
+    )
+    parser.add_argument(
+        "--family",
+        choices=[AUTO, *(family.name for family in FAMILIES)],
+        metavar="NAME",
+        help="the family's table to use instead of the one the source names; auto recognises "
+        "experts of unknown families by names and shapes, and prints the mapping",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")

@@ -125,13 +125,15 @@ class _Copier:
     def copy(self, part: Part, sink: Sink) -> None:
         is_copy = part.conversion is Conversion.COPY
         step = TILE_BYTES if is_copy else _CONVERT_BYTES
-        name, base, size = part.source.tensor.name, part.source.offset, part.source.size
-        for start in range(0, size, step):
-            tile = self._tile[: min(step, size - start)]
-            self._source.read_into(name, base + start, tile.data)
-            out = tile if is_copy else _converted(part, tile, start)
-            sink.write(out)
-            self._report(out.nbytes)
+        size = part.source.size
+        for start in range(0, size, TILE_BYTES):
+            tile = self._tile[: min(TILE_BYTES, size - start)]
+            part.source.read_into(self._source, start, tile.data)
+            for at in range(0, len(tile), step):
+                piece = tile[at : at + step]
+                out = piece if is_copy else _converted(part, piece, start + at)
+                sink.write(out)
+                self._report(out.nbytes)
 
     def embed(self, job: FileJob, writer: Writer) -> None:
         data = job.file.read()
@@ -150,9 +152,7 @@ def _converted(part: Part, tile: NDArray[np.uint8], start: int) -> NDArray[np.ui
     where = f"{part.source.tensor.file}: tensor {part.source.tensor.name!r}"
     bad = first_not_finite(values)
     if bad is not None:
-        index = start // part.source.dtype.block_bytes + bad
-        index += part.source.offset // part.source.dtype.block_bytes
-        place = [int(i) for i in np.unravel_index(index, part.source.tensor.shape)]
+        place = list(part.source.place(start // part.source.dtype.block_bytes + bad))
         raise SourceError("not-finite", where, f"element {place} is {float(values[bad])}",
                           "finite numbers to convert",
                           "the checkpoint is damaged: fetch it again")  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -22,8 +22,9 @@ from colibri_format import (
     plan_layout,
 )
 
+from .decoding import FP8_DTYPES, Fp8Form, Slice
 from .errors import RepackError
-from .families import Checkpoint, DenseWeight, Slice, is_matrix
+from .families import Checkpoint, DenseWeight, is_matrix
 from .quantise import Q8_0_ELEMENTS, Quant
 from .sources import EmbeddedFile, Source
 
@@ -33,6 +34,8 @@ TILE_BYTES: Final = 8 * 2**20
 _WORKING_BYTES: Final = 64 * 2**20
 _PER_EMBEDDED_BYTE: Final = 10
 _PER_PART_BYTES: Final = 2048
+_DECODING_BYTES: Final = 24 * 2**20
+_FLOATS: Final = frozenset({"f32", "f16", "bf16"})
 MAX_GOOD_PADDING: Final = 0.05
 MAX_GOOD_INDEX: Final = 100 * 2**20
 MIN_ALIGNMENT: Final = 4096
@@ -40,10 +43,16 @@ MIN_ALIGNMENT: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class RepackOptions:
-    """`quant`: what becomes of matrices; `alignment`: bytes each block starts a multiple of."""
+    """`quant`: what becomes of matrices; `alignment`: bytes each block starts a multiple of.
+
+    `family`: a family's name or `auto`, None for what the source says; `fp8`: what weights with
+    FP8 block scales become.
+    """
 
     quant: Quant = Quant.KEEP
     alignment: int = MIN_ALIGNMENT
+    family: str | None = None
+    fp8: Fp8Form = Fp8Form.BF16
 
 
 class Conversion(Enum):
@@ -131,15 +140,19 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
     layouts: list[Layout | None] = []
     for layer, experts in enumerate(checkpoint.experts):
         layer_jobs = [
-            BlockJob(layer, expert, tuple(plan_part(parts[role], True) for role in sorted(parts)))
+            BlockJob(
+                layer,
+                expert,
+                tuple(plan_part(parts[role], is_weight(role)) for role in sorted(parts)),
+            )
             for expert, parts in enumerate(experts or ())
         ]
         layouts.append(_layer_layout(source, layer_jobs, sorted((experts or ({},))[0])))
         blocks += layer_jobs
-    embedded = (_model_file(checkpoint), *source.embedded)
+    embedded = (*_model_files(checkpoint), *source.embedded)
     plan_file = partial(
         plan_layout,
-        n_layers=checkpoint.model.n_layers,
+        n_layers=checkpoint.n_layers,
         n_experts=checkpoint.n_experts,
         layer_layouts=layouts,
         tensors=[_tensor_spec(weight, part) for weight, part in dense],
@@ -158,6 +171,7 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         + _PER_EMBEDDED_BYTE * sum(item.size for item in embedded)
         + _PER_PART_BYTES * n_parts
         + 2 * file.index_bytes
+        + _DECODING_BYTES * any(part.source.decoder for part in _parts_of(dense, blocks))
     )
     return RepackPlan(
         checkpoint=checkpoint,
@@ -179,7 +193,12 @@ class _PartPlanner:
         self.kept: list[str] = []
 
     def __call__(self, part: Slice, may_quantise: bool) -> Part:
-        if self.quant is Quant.KEEP:
+        is_number = part.dtype.is_quantised or part.dtype.name in _FLOATS
+        if self.quant is not Quant.KEEP and part.dtype.name in FP8_DTYPES:
+            raise RepackError("bad-quant", f"{part.tensor.file}: tensor {part.tensor.name!r}",
+                              f"keeps FP8, and quant is {self.quant.value}",
+                              "one of both", "leave out --fp8 keep")  # fmt: skip
+        if self.quant is Quant.KEEP or not is_number:
             return Part(part, Conversion.COPY, part.dtype)
         if part.dtype.is_quantised:
             raise RepackError(
@@ -189,6 +208,7 @@ class _PartPlanner:
                 f"F32, F16 or BF16 to quantise to {self.quant.value}",
                 "repack with --quant keep, or take the unquantised checkpoint",
             )
+        part = part.as_f32()
         if not may_quantise:
             return Part(part, Conversion.TO_F32, DTYPES["f32"])
         if part.shape[-1] % Q8_0_ELEMENTS:
@@ -234,9 +254,25 @@ def _tensor_spec(weight: DenseWeight, part: Part) -> TensorSpec:
     return TensorSpec(weight.name, part.dtype, weight.part.shape, weight.layer)
 
 
-def _model_file(checkpoint: Checkpoint) -> EmbeddedFile:
+def is_weight(role: Role) -> bool:
+    """Whether the segment is a matrix of weights, neither bias nor scales (spec, 7.3)."""
+    return role % 16 == 0
+
+
+def _parts_of(
+    dense: Sequence[tuple[DenseWeight, Part]], blocks: Sequence[BlockJob]
+) -> Iterator[Part]:
+    for _, part in dense:
+        yield part
+    for job in blocks:
+        yield from job.parts
+
+
+def _model_files(checkpoint: Checkpoint) -> tuple[EmbeddedFile, ...]:
+    if checkpoint.model is None:
+        return ()
     data = checkpoint.model.to_bytes()
-    return EmbeddedFile(MODEL_FILE, len(data), lambda: data)
+    return (EmbeddedFile(MODEL_FILE, len(data), lambda: data),)
 
 
 def _in_file_order(
@@ -272,15 +308,17 @@ def _metadata(
 ) -> dict[str, Any]:
     """Descriptive only, the same for the same input: base names, no dates, no folders."""
     types: dict[str, dict[str, int]] = {}
-    for part in [part for _, part in dense] + [part for job in blocks for part in job.parts]:
+    for part in _parts_of(dense, blocks):
         total = types.setdefault(part.dtype.name, {"bytes": 0, "tensors": 0})
         total["bytes"] += part.size
         total["tensors"] += 1
     names = dict.fromkeys(
-        part.source.tensor.file.name
-        for part in [p for _, p in dense] + [p for job in blocks for p in job.parts]
+        tensor.file.name for part in _parts_of(dense, blocks) for tensor in part.source.inputs
     )
+    # Without a model nothing else tells how many experts a token reads.
+    routing = {"top_k": checkpoint.top_k} if checkpoint.model is None else {}
     return {
+        **routing,
         "dropped_tensors": list(checkpoint.dropped),
         "family": checkpoint.family.name,
         "order": "layer-major",
