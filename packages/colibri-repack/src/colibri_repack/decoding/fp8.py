@@ -151,7 +151,8 @@ def _table(exponent_bits: int, mantissa_bits: int, bias: int) -> NDArray[np.floa
     steps = mantissas + np.where(is_normal, 2**mantissa_bits, 0)
     powers = np.where(is_normal, exponents, 1) - bias - mantissa_bits
     signs = np.where(codes >= 128, -1.0, 1.0)
-    return (signs * np.ldexp(steps.astype(np.float64), powers)).astype(np.float32)
+    numbers: NDArray[np.float64] = signs * np.ldexp(steps.astype(np.float64), powers)
+    return numbers.astype(np.float32)
 
 
 def _e4m3() -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ from ..decoding import Slice
 from ..errors import SourceError
 from ..sources import Source, SourceTensor
 from .auto_names import guess_name
-from .expert_parts import ExpertShape, LayerExperts, take_experts
+from .expert_parts import ExpertShape, Fused, LayerExperts, take_experts
 from .family import Family
 from .fp8_weights import SCALE_SUFFIX, Weights
 from .names import split_name
@@ -29,6 +29,9 @@ from .parts import Checkpoint, DenseWeight, is_same
 _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
 _FFN: Final = {Role.GATE: "ffn_gate.weight", Role.UP: "ffn_up.weight", Role.DOWN: "ffn_down.weight"}
 _GLOBALS: Final = ("token_embd.weight", "output_norm.weight")
+_FUSED_SHARED: Final = "ffn_gate_up_shexp.weight"
+_GATE_SHARED: Final = "ffn_gate_shexp.weight"
+_UP_SHARED: Final = "ffn_up_shexp.weight"
 _MAX_LISTED: Final = 10
 
 
@@ -87,9 +90,7 @@ class RepackOnlyReader:
         self._check_complete(is_moe)
         dense = [self._weights(name, None, tensor) for name, tensor in self.globals.items()]
         experts: list[tuple[Mapping[Role, Slice], ...] | None] = []
-        facts = ExpertShape(
-            n_experts, self.outline.hidden_size, self.family.fused, self.family.is_turned
-        )
+        facts = self._shape(n_experts)
         for number, layer in enumerate(self.layers):
             where = f"{self.source.path}: layer {number}"
             if is_moe:
@@ -257,8 +258,15 @@ class RepackOnlyReader:
             bias = layer.dense.pop(name.replace("weight", "bias"), None)
             if bias is not None:
                 parts.singles[role.name.lower(), "bias", 0] = bias
-        facts = ExpertShape(1, self.outline.hidden_size, self.family.fused, self.family.is_turned)
-        return take_experts(f"{self.source.path}: layer {number}", parts, facts, self.weights)
+        where = f"{self.source.path}: layer {number}"
+        return take_experts(where, parts, self._shape(1), self.weights)
+
+    def _shape(self, n_experts: int) -> ExpertShape:
+        hidden = self.outline.hidden_size
+        if self.source.format == "gguf":
+            # llama.cpp knows one order: outputs before inputs, gate's rows before up's.
+            return ExpertShape(n_experts, hidden, Fused.HALVES, False)
+        return ExpertShape(n_experts, hidden, self.family.fused, self.family.is_turned)
 
     def _weights(self, name: str, layer: int | None, tensor: SourceTensor) -> list[DenseWeight]:
         if DTYPES.get(tensor.dtype.name) is not tensor.dtype or 0 in tensor.shape:
@@ -268,6 +276,15 @@ class RepackOnlyReader:
                 f"is {tensor.dtype.name} of shape {tensor.shape}",
                 f"one of {', '.join(DTYPES)} with elements in it",
             )
+        if name.endswith(_FUSED_SHARED) and len(tensor.shape) == 2 and tensor.shape[0] % 2 == 0:
+            # Granite's shared expert: gate's rows first. GGUF has two tensors.
+            half = tensor.shape[0] // 2
+            return [
+                DenseWeight(
+                    name.replace(_FUSED_SHARED, own), layer, self.weights.rows(tensor, 0, at, half)
+                )
+                for own, at in ((_GATE_SHARED, 0), (_UP_SHARED, half))
+            ]
         found = [DenseWeight(name, layer, self.weights.whole(tensor))]
         if self.weights.has_scale(tensor) and self.weights.keeps_scales:
             scales = self.weights.scales(tensor, 0, 0, tensor.shape[-2])

@@ -26,7 +26,6 @@ _MATRICES: Final = frozenset(
         "ffn_gate_shexp.weight",
         "ffn_up_shexp.weight",
         "ffn_down_shexp.weight",
-        "ffn_gate_up_shexp.weight",
         "attn_q_a.weight",
         "attn_q_b.weight",
         "attn_kv_a_mqa.weight",
