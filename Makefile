@@ -10,7 +10,7 @@ PIP := -m pip --disable-pip-version-check
 SMOLLM2 := $(ORACLE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oracle test-memory test-wheels lint format clean
+.PHONY: help setup demo test test-oracle test-memory test-wheels fuzz lint format clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -52,6 +52,14 @@ test-oracle: $(SMOLLM2)  ## compares live with transformers and llama.cpp (downl
 
 test-wheels: setup  ## builds each wheel and tries it alone in an environment of its own
 	PYTHON=$(PYTHON) sh .ci/try-wheels.sh
+
+fuzz:  ## a million mutants of the vectors through the C reader, under sanitizers
+	mkdir -p build
+	$(CC) -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
+	  -I packages/colibri-format/src/colibri_format/include \
+	  packages/colibri-format/fuzz/mutate.c -o build/mutate
+	build/mutate -n 1000000 packages/colibri-format/vectors/valid/*.colibri \
+	  packages/colibri-format/vectors/valid/*/*.colibri
 
 lint: setup  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

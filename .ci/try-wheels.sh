@@ -24,7 +24,8 @@ try() {
   rm -rf "$tmp/venv"
 }
 demo="$root/packages/colibri-bench/src/colibri_bench/data/hummingbird-21m-moe.q8_0.gguf"
-try colibri-format 'python -c "import colibri_format as f; print(len(f.DTYPES), \"dtypes\")"'
+try colibri-format 'python -c "import colibri_format as f; print(len(f.DTYPES), \"dtypes\")"' \
+  'test -f "$(python -c "import colibri_format as f; print(f.get_include())")/colibri.h"'
 try colibri-repack "colibri-repack '$demo' demo.colibri --force > /dev/null" \
   'colibri-inspect demo.colibri | head -3' 'colibri-verify demo.colibri > /dev/null'
 try colibri-runtime 'colibri-run demo.colibri --prompt "Once upon a time" --memory 32M --max-tokens 8'

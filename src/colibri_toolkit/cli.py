@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
 from typing import Final
 
+from colibri_format.command import EXIT_OK, EXIT_USAGE, run_command
+
 GROUP: Final = "colibri.commands"
 _USAGE: Final = "usage: colibri VERB [ARGUMENT ...]   (colibri VERB --help tells more)"
 
@@ -18,22 +20,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     Verbs are the entry points of group `colibri.commands`; only the one that is called is
     loaded. Each is a function from its arguments to an exit status.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    return run_command(lambda: _main(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _main(arguments: list[str]) -> int:
     verbs = {point.name: point for point in sorted(entry_points(group=GROUP))}
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         out = sys.stdout if arguments else sys.stderr
         out.write(_describe(verbs))
-        return 0 if arguments else 2
+        return EXIT_OK if arguments else EXIT_USAGE
     if arguments[0] in ("-V", "--version"):
         sys.stdout.write(f"colibri {version('colibri-toolkit')}\n")
-        return 0
+        return EXIT_OK
     verb, *rest = arguments
     point = verbs.get(verb)
     if point is None:
         close = difflib.get_close_matches(verb, verbs, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(verbs)}"
         sys.stderr.write(f"error[unknown-verb]: colibri: no verb {verb!r} is installed; {hint}\n")
-        return 2
+        return EXIT_USAGE
     command = point.load()
     status: int = command(rest)
     return status

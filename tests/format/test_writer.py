@@ -111,6 +111,45 @@ def test_second_writer_of_the_same_file_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "a.colibri.part").exists()
 
 
+def test_devices_pipes_and_links_are_never_replaced(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "nowhere")
+
+    def write(path: Path) -> str | None:
+        def attempt() -> None:
+            with cf.Writer(path, sample_plan(), overwrite=True) as writer:
+                fill(writer)
+
+        return code_of(attempt)
+
+    assert write(pipe) == "not-a-file"
+    assert write(Path("/dev/null")) == "not-a-file"
+    assert write(Path()) == "is-a-directory"
+    assert code_of(lambda: write_sample(link)) == "file-exists"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_part_file_that_leads_elsewhere_is_not_written_through(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    part = tmp_path / "a.colibri.part"
+
+    for make in (
+        lambda: part.symlink_to(precious),
+        lambda: part.hardlink_to(precious),
+        lambda: os.mkfifo(part),
+        part.mkdir,
+    ):
+        make()
+        assert code_of(lambda: write_sample(tmp_path / "a.colibri")) in (
+            "not-a-file",
+            "is-a-directory",
+        )
+        assert precious.read_bytes() == b"precious"
+        part.rmdir() if part.is_dir() and not part.is_symlink() else part.unlink()
+
+
 def test_missing_folder_and_folder_as_output_are_named(tmp_path: Path) -> None:
     assert code_of(lambda: write_sample(tmp_path / "no" / "a.colibri")) == "file-not-found"
     assert code_of(lambda: write_sample(tmp_path)) == "is-a-directory"

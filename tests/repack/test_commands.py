@@ -248,7 +248,7 @@ def test_warnings_of_the_reader_are_shown(packed: Path, capsys: Capture) -> None
     capsys.readouterr()
 
     assert cmd_inspect.main([str(packed)]) == 0
-    assert "warning: " in capsys.readouterr().out
+    assert "warning: " in capsys.readouterr().err
     assert cmd_verify.main([str(packed)]) == 1
     assert "warning: " in capsys.readouterr().err
 

@@ -70,7 +70,7 @@ def test_the_smallest_budget_named_is_the_smallest_that_works():
     assert error.code == "budget-too-small"
     assert isinstance(error, MemoryError)
     assert isinstance(error, ColibriError)
-    assert f"--memory {error.smallest_bytes}" in str(error)
+    assert f"at least {error.smallest_bytes} bytes" in str(error)
     assert plan_memory(error.smallest_bytes, needs_of()).n_slots == 1
     with pytest.raises(BudgetError):
         plan_memory(error.smallest_bytes - 1, needs_of())

@@ -122,7 +122,7 @@ def test_exactly_the_smallest_budget_works_and_a_byte_less_does_not(capsys, mode
 
     assert status == 2
     assert err.startswith("error[budget-too-small]")
-    assert f"--memory {least}" in err
+    assert f"at least {least} bytes" in err
 
 
 def test_a_dense_model_streams_with_fewer_slots_than_layers(capsys, dense_file):

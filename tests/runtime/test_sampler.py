@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from colibri_format import UsageError
+from colibri_runtime import ModelError
 from colibri_runtime.sampler import Sampler, SamplingSpec
 
 LOGITS = np.log(np.array([0.05, 0.5, 0.25, 0.2], np.float32))
@@ -103,7 +104,7 @@ def test_logits_that_are_no_numbers_are_refused(bad: float) -> None:
     logits = np.array([0, bad, 1], np.float32)
 
     for temperature in (0.0, 1.0):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(ModelError) as caught:
             Sampler(SamplingSpec(temperature=temperature)).choose(logits)
 
         assert caught.value.code == "bad-logits"

@@ -1,5 +1,6 @@
 """The `.colibri` expert-block file: one aligned, checksummed block for each expert."""
 
+from .c_header import get_include
 from .checksum import checksum
 from .diff import Difference, diff_files
 from .dtypes import DTYPES, DTYPES_BY_GGML_ID, DType
@@ -75,6 +76,7 @@ __all__ = [
     "describe_loss",
     "diff_files",
     "format_size",
+    "get_include",
     "interleave",
     "open",
     "parse_model",

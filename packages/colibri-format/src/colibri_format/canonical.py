@@ -56,7 +56,13 @@ def parse_canonical(data: bytes, where: str) -> dict[str, Any]:
     if (depth := _depth(data)) > MAX_DEPTH:
         raise refuse(f"nested {depth} deep", f"at most {MAX_DEPTH} is allowed")
     try:
-        value = json.loads(text, parse_int=_parse_int, parse_constant=_refuse_constant)
+        value = json.loads(
+            text,
+            parse_int=_parse_int,
+            parse_float=_refuse_number,
+            parse_constant=_refuse_number,
+            object_pairs_hook=_parse_object,
+        )
     except (ValueError, RecursionError) as error:
         raise refuse(f"is no JSON text ({error})") from error
     if not isinstance(value, dict):
@@ -81,13 +87,20 @@ def parse_canonical(data: bytes, where: str) -> dict[str, Any]:
 
 def _parse_int(text: str) -> int:
     # A bound before int(): converting a million digits takes quadratic time.
-    if len(text) > 17:
-        raise ValueError(f"number of {len(text)} digits")
-    return int(text)
+    if len(text) > 17 or abs(number := int(text)) > MAX_INTEGER:
+        raise ValueError(f"number {text[:20]} is out of range")
+    return number
 
 
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON value")
+def _refuse_number(text: str) -> None:
+    raise ValueError(f"{text[:20]} is no whole number")
+
+
+def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # A member that stands twice is dropped here; what is wrong in it would go unseen.
+    for pair in pairs:
+        json.dumps(pair, ensure_ascii=False).encode()
+    return dict(pairs)
 
 
 def _depth(data: bytes) -> int:

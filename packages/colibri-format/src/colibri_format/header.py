@@ -28,6 +28,7 @@ MINOR: Final = 0
 MIN_FILE_SIZE: Final = 4 * PAGE
 REGIONS_OFFSET: Final = 128
 CHECKSUM_OFFSET: Final = PAGE - 8
+MAX_REGION: Final = 2**29
 
 _HEAD: Final = struct.Struct("<8sHHIQQQ16sQIIII48s")
 _REGION: Final = struct.Struct("<QQQQ")
@@ -295,8 +296,10 @@ def _check_regions(block: Superblock, where: str) -> None:
         required = ""
         if region in fixed and length != fixed[region]:
             required = f"{fixed[region]} bytes are required"
-        elif region is Region.TABLES and length < 64:
-            required = "at least 64 bytes are required"
+        elif region is Region.TABLES and not 64 <= length <= MAX_REGION:
+            required = f"64 to {MAX_REGION} bytes are required"
+        elif region is Region.EXTENSION and length > MAX_REGION:
+            required = f"at most {MAX_REGION} bytes are allowed"
         elif region is Region.METADATA and not 2 <= length <= 2**24:
             required = "2 to 16777216 bytes are required"
         elif region is Region.EXTENSION and length and not block.ro_compat | block.compat:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 from .checksum import Buffer, view_bytes
@@ -21,14 +23,22 @@ class OutputFile:
     def __init__(self, path: Path, size: int, *, overwrite: bool) -> None:
         self.path = path
         self._overwrite = overwrite
-        self._part = path.with_name(path.name + ".part")
-        if path.is_dir():
-            raise StorageError("is-a-directory", path, "is a folder", "a file name")
+        self._part = path.parent / f"{path.name}.part"
+        _check_target(path)
         self._check_absent()
         try:
-            self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # O_NOFOLLOW: a link in the place of the unfinished file may lead anywhere.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._fd = os.open(self._part, flags, 0o666)
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _not_a_file(self._part, "is a link") from error
             raise StorageError.of(error, self._part, "creating") from error
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            os.close(self._fd)
+            self._fd = -1
+            raise _not_a_file(self._part, "is no plain file of its own")
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -110,11 +120,32 @@ class OutputFile:
             self._fd = -1
 
     def _check_absent(self) -> None:
-        if not self._overwrite and self.path.exists():
+        if not self._overwrite and os.path.lexists(self.path):
             raise StorageError(
                 "file-exists",
                 self.path,
                 "exists already",
                 "a new name is required",
-                "choose another name or ask to overwrite",
+                "choose another name, or overwrite it (--force)",
             )
+
+
+def _check_target(path: Path) -> None:
+    """Raises unless `path` is free or a regular file: devices and folders are never replaced."""
+    if path.name in ("", ".."):
+        raise StorageError("is-a-directory", path, "is a folder", "a file name")
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        # Free, or a link to nowhere, or not to be looked at, which creating will tell.
+        return
+    if stat.S_ISDIR(mode):
+        raise StorageError("is-a-directory", path, "is a folder", "a file name")
+    if not stat.S_ISREG(mode):
+        raise _not_a_file(path, "is a device, a pipe or a socket")
+
+
+def _not_a_file(path: Path, found: str) -> StorageError:
+    return StorageError(
+        "not-a-file", path, found, "a regular file or a free name", "choose another name"
+    )

@@ -135,7 +135,7 @@ def _put(write: Callable[[memoryview, int], int], step: _Step) -> None:
 
 
 def describe_loss(error: ColibriError) -> str:
-    """What a file that cannot be opened has lost, in words, from the error of opening it."""
+    """Why a file cannot be repaired, in words, from the error of opening it."""
     if error.code == "region-checksum":
         region = error.where.rpartition(" ")[2]
         lost = {
@@ -147,5 +147,9 @@ def describe_loss(error: ColibriError) -> str:
             "metadata": "the description of the source",
             "extension": "data of a feature",
         }
-        return f"both copies of the {region} are damaged: {lost.get(region, region)}"
-    return str(error.found)
+        return f"both copies of the {region} are damaged, so {lost.get(region, region)} is lost"
+    if error.code in ("bad-magic", "unsupported-version", "superblock-checksum"):
+        return "neither end has a sound superblock of this version, or it is no .colibri file"
+    if error.code in ("truncated", "trailing-bytes", "file-too-small"):
+        return "the file has not its size: what is missing or too much is no damage to a copy"
+    return "both ends say the same, so there is no other copy to restore it from"

@@ -68,7 +68,9 @@ def parse_page(data: bytes) -> VolumePage | None:
         and not any(label[label_length:])
         and not any(data[_HEAD.size : CHECKSUM_OFFSET])
     )
-    volume = Volume(label[:label_length].decode(errors="replace"), Extent(offset, length), digest)
+    # Not UTF-8: no record can have it, and the page, though sound, matches none.
+    text = label[:label_length].decode(errors="surrogateescape")
+    volume = Volume(text, Extent(offset, length), digest)
     if not is_sound or volume.file_size != file_size:
         return None
     return VolumePage(number, volume, align_log2)
@@ -95,7 +97,7 @@ class _Candidate:
 def _candidates(folders: Sequence[Path]) -> Iterator[_Candidate]:
     for folder in folders:
         try:
-            paths = sorted(path for path in folder.iterdir() if path.suffix == VOLUME_SUFFIX)
+            paths = sorted(path for path in folder.iterdir() if path.name.endswith(VOLUME_SUFFIX))
         except OSError as error:
             raise StorageError.of(error, folder, "listing the folder of volumes") from error
         for path in paths:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import colibri_format
+from colibri_format import Difference
 
 from .cmd_shared import EXIT_OK, print_json, run
 
@@ -18,8 +19,7 @@ _LONGEST: Final = 100
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare as `argv` asks; 0 the same, 1 different or unreadable, 2 usage."""
-    arguments = _parser().parse_args(argv)
-    return run(lambda: _diff(arguments))
+    return run(lambda: _diff(_parser().parse_args(argv)))
 
 
 def _diff(arguments: argparse.Namespace) -> int:
@@ -39,15 +39,29 @@ def _diff(arguments: argparse.Namespace) -> int:
     elif found:
         for difference in found:
             print(f"{difference.kind}: {difference.what}")
-            print(f"  - {_text(difference.first)}")
-            print(f"  + {_text(difference.second)}")
+            for line in _lines(difference):
+                print(f"  {line}")
     else:
         print("no difference: geometry, layouts, tensors, files, metadata and blocks are the same")
     return EXIT_DIFFERENT if found else EXIT_OK
 
 
+def _lines(difference: Difference) -> list[str]:
+    """What differs, the first file's with -, the second's with +."""
+    first, second = difference.first, difference.second
+    if difference.kind == "blocks":
+        return [f"experts {first}"]
+    if isinstance(first, dict) and isinstance(second, dict):
+        names = [name for name in first if first[name] != second.get(name)]
+        first, second = ({name: value[name] for name in names} for value in (first, second))
+    return [f"- {_text(first)}", f"+ {_text(second)}"]
+
+
 def _text(value: Any) -> str:
-    text = "(not there)" if value is None else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        text = ", ".join(f"{name} {json.dumps(member)}" for name, member in value.items())
+    else:
+        text = "(not there)" if value is None else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
@@ -55,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="colibri diff",
         description="Show what differs between two .colibri files: geometry, layouts, tensors, "
-        "embedded files, metadata, and blocks by their checksums. Reads no data.",
+        "embedded files, metadata, and blocks by their checksums. Reads no data. Exit status 0: no "
+        "difference, 1: some, or a file cannot be read, 2: usage.",
     )
     parser.add_argument("first", metavar="A")
     parser.add_argument("second", metavar="B")

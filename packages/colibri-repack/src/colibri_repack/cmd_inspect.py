@@ -13,14 +13,22 @@ from rich.text import Text
 import colibri_format
 from colibri_format import MODEL_FILE, Expert, Layout, ModelSpec, Reader, parse_model
 
-from .cmd_shared import EXIT_OK, columns_table, facts_rows, new_console, print_json, print_rows, run
+from .cmd_shared import (
+    EXIT_OK,
+    columns_table,
+    facts_rows,
+    new_console,
+    print_json,
+    print_rows,
+    print_warnings,
+    run,
+)
 from .facts import FileFacts, facts_of_file, layouts_of_layer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Inspect as `argv` asks; 0 done, 1 data or I/O failure, 2 usage."""
-    arguments = _parser().parse_args(argv)
-    return run(lambda: _inspect(arguments))
+    return run(lambda: _inspect(_parser().parse_args(argv)))
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -176,8 +184,7 @@ def _print(
             table.add_row(Text(file.name), str(file.offset), str(file.size))
         console.print()
         console.print(table)
-    for warning in reader.warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    print_warnings(reader.path, reader.warnings)
 
 
 def _runs(reader: Reader, layers: list[int]) -> list[tuple[int, int]]:

@@ -30,6 +30,10 @@ from .report import RepackReport
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Repack as `argv` asks; 0 done, 1 data or I/O failure, 2 usage, 130 interrupted."""
+    return run(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     source = arguments.source or arguments.input
@@ -39,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if source is None or (target is None and not arguments.dry_run):
         parser.error("IN and OUT are required")
     output = Path(target or Path(source).with_suffix(".colibri").name)
-    return run(lambda: _repack(arguments, source, output))
+    return _repack(arguments, source, output)
 
 
 def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -14,8 +15,7 @@ from .cmd_shared import EXIT_DATA, EXIT_OK, add_volume_option, print_json, run
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Repair as `argv` asks; 0 restored or sound, 1 beyond repair or I/O failure, 2 usage."""
-    arguments = _parser().parse_args(argv)
-    return run(lambda: _repair(arguments))
+    return run(lambda: _repair(_parser().parse_args(argv)))
 
 
 def _repair(arguments: argparse.Namespace) -> int:
@@ -41,8 +41,11 @@ def _repair(arguments: argparse.Namespace) -> int:
     for r in restored:
         print(f"{r.path}: {verb} the {r.place} ({r.size} bytes at {r.offset:#x})")
     if not restored:
-        print(f"{arguments.file}: both ends are sound; nothing to restore")
-    print("Data is never written to: colibri verify tells whether blocks are damaged.")
+        print(f"{arguments.file}: both ends are sound; nothing to restore there")
+    print(
+        "Data was not looked at: "
+        f"colibri verify {shlex.quote(arguments.file)} tells whether blocks are damaged."
+    )
     return EXIT_OK
 
 
@@ -51,7 +54,7 @@ def _report_loss(arguments: argparse.Namespace, error: ColibriError) -> int:
     if arguments.json:
         print_json({"file": arguments.file, "error": error.code, "lost": loss, "restored": []})
     print(f"error[{error.code}]: {error}", file=sys.stderr)
-    print(f"nothing was written; lost: {loss}", file=sys.stderr)
+    print(f"nothing was written: {loss}", file=sys.stderr)
     return EXIT_DATA
 
 

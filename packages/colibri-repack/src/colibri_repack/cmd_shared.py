@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -21,13 +22,25 @@ from rich.progress import (
 from rich.table import Table
 
 from colibri_format import ColibriError, format_size, parse_size
+from colibri_format.command import EXIT_DATA, EXIT_OK, run_command
 
 from .facts import FileFacts
 
-EXIT_OK: Final = 0
-EXIT_DATA: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
+__all__ = [
+    "EXIT_DATA",
+    "EXIT_OK",
+    "add_volume_option",
+    "columns_table",
+    "facts_rows",
+    "new_console",
+    "print_json",
+    "print_rows",
+    "print_warnings",
+    "progress_bar",
+    "run",
+    "size_argument",
+]
+
 _FILE_WIDTH: Final = 200
 _USAGE_CODES: Final = frozenset(
     {
@@ -42,19 +55,10 @@ _USAGE_CODES: Final = frozenset(
 
 
 def run(body: Callable[[], int]) -> int:
-    """The exit code of `body`: its own, or that of the error it ended with, told on stderr."""
-    try:
-        return body()
-    except ColibriError as error:
-        print(f"error[{error.code}]: {error}", file=sys.stderr)
-        return EXIT_USAGE if error.code in _USAGE_CODES else EXIT_DATA
-    except KeyboardInterrupt:
-        print("interrupted: nothing is left half-written", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout left, as `head` does. Python would complain again at exit.
-        sys.stdout = None
-        return EXIT_DATA
+    """The exit status of `body`, or that of the error it ended with, told on stderr."""
+    return run_command(
+        body, usage_codes=_USAGE_CODES, on_interrupt="interrupted: nothing is left half-written"
+    )
 
 
 def size_argument(text: str) -> int:
@@ -182,6 +186,14 @@ def print_rows(rows: list[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
+
+
+def print_warnings(path: object, warnings: Sequence[str]) -> None:
+    """What was found damaged and made good, on stderr, and what restores it."""
+    for warning in warnings:
+        print(f"warning: {path}: {warning}", file=sys.stderr)
+    if warnings:
+        print(f"colibri repair {shlex.quote(str(path))} restores it", file=sys.stderr)
 
 
 def columns_table(*columns: str) -> Table:

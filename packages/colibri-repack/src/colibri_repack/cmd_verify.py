@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Final
 
 import colibri_format
 from colibri_format import Damage, format_size
 
-from .cmd_shared import EXIT_DATA, EXIT_OK, add_volume_option, print_json, progress_bar, run
+from .cmd_shared import (
+    EXIT_DATA,
+    EXIT_OK,
+    add_volume_option,
+    print_json,
+    print_warnings,
+    progress_bar,
+    run,
+)
+
+_REPAIRABLE: Final = frozenset(
+    {"bad-magic", "unsupported-version", "superblock-checksum", "region-checksum"}
+)
+_LOST: Final = frozenset({"block-checksum", "tensor-checksum", "file-checksum"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Verify as `argv` asks; 0 sound, 1 damage or I/O failure, 2 usage, 130 interrupted."""
-    arguments = _parser().parse_args(argv)
-    return run(lambda: _verify(arguments))
+    return run(lambda: _verify(_parser().parse_args(argv)))
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -46,13 +60,19 @@ def _verify(arguments: argparse.Namespace) -> int:
             }
         )
         return EXIT_DATA if damages else EXIT_OK
-    for warning in warnings:
-        print(f"warning: {arguments.file}: {warning}", file=sys.stderr)
+    print_warnings(arguments.file, warnings)
     for damage in damages:
         print(f"error[{damage.code}]: {arguments.file}: {_place(damage)}", file=sys.stderr)
     rate = format_size(int(n_bytes / seconds)) if seconds else "-"
+    part = (
+        arguments.file if arguments.layer is None else f"{arguments.file}, layer {arguments.layer}"
+    )
     verdict = f"damaged in {_places(len(damages))}" if damages else "sound"
-    print(f"{arguments.file}: {verdict}; {format_size(n_bytes)} checked, {rate}/s")
+    print(f"{part}: {verdict}; {format_size(n_bytes)} checked, {rate}/s")
+    if any(damage.code in _REPAIRABLE for damage in damages) and not warnings:
+        print(f"colibri repair {shlex.quote(arguments.file)} restores its ends from their copies")
+    if any(damage.code in _LOST for damage in damages):
+        print("damaged data cannot be restored from the file: repack the source, or restore a copy")
     return EXIT_DATA if damages else EXIT_OK
 
 

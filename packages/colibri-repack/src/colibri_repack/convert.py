@@ -78,7 +78,7 @@ def check_output(source: Source, output: Path) -> None:
 
     Looks at the files themselves, not at their names: links and other spellings count.
     """
-    part = output.with_name(output.name + ".part")
+    part = output.parent / f"{output.name}.part"
     for candidate in (output, part):
         for path in source.inputs:
             try:

@@ -53,11 +53,13 @@ def first_block(source: BlockSource) -> tuple[int, int] | None:
 
 def slot_waste(source: BlockSource) -> float:
     """Share of a full pool that equal slots waste on blocks smaller than the largest, 0 to 1."""
-    sizes = source.index["size"].astype(np.float64)
+    sizes = source.index["size"]
     n_blocks = int(np.count_nonzero(sizes))
     if not n_blocks:
         return 0.0
-    return 1.0 - float(np.sum(sizes)) / (n_blocks * block_slot_bytes(source))
+    alignment = source.geometry.alignment
+    padded = -(-sizes.astype(np.int64) // alignment) * alignment
+    return 1.0 - float(np.sum(padded)) / (n_blocks * block_slot_bytes(source))
 
 
 def plan_read(

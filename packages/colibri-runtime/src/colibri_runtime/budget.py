@@ -115,13 +115,14 @@ def plan_memory(
     if budget_bytes < smallest:
         raise BudgetError(
             needs.where,
-            f"a budget of {budget_bytes} bytes ({format_size(budget_bytes)}) is too small",
+            f"a budget of {format_size(budget_bytes)} ({budget_bytes} bytes) is too small",
             f"at least {smallest} bytes ({format_size(smallest)}): "
             f"{format_size(needs.dense_bytes)} of dense tensors, "
             f"{format_size(needs.kv_bytes)} of KV cache, "
-            f"{format_size(needs.working_bytes)} of working memory and "
+            f"{format_size(needs.working_bytes)} of working memory, "
+            f"{format_size(_overhead(needs, fewest, io_threads))} of bookkeeping and "
             f"{format_size(pool_bytes(fewest, needs.slot_bytes))} for one slot",
-            f"give --memory {smallest}, or more for speed, or a shorter --context",
+            f"give --memory {-(-smallest // 2**20)}M, or more for speed, or a shorter --context",
             smallest_bytes=smallest,
         )
     n_slots = fewest

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from colibri_format import ColibriError, ModelSpec, UsageError, parse_size
+from colibri_format.command import EXIT_INTERRUPTED, EXIT_OK, run_command
 
 from .config import RunConfig
 from .errors import BudgetError
@@ -25,47 +25,18 @@ if TYPE_CHECKING:
     from .sampler import SamplingSpec
     from .tokenizer import Tokenizer
 
-EXIT_OK: Final = 0
-EXIT_DATA: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs as `argv` asks: 0 done, 1 data or I/O failure, 2 usage, 130 interrupted."""
+    return run_command(lambda: _main(argv), usage=(UsageError, BudgetError))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.prompt is None and not arguments.dry_run:
         parser.error("--prompt is required, unless it is a --dry-run")
-    try:
-        return _run(arguments)
-    except (UsageError, BudgetError) as error:
-        return _tell(error.code, error, EXIT_USAGE)
-    except ColibriError as error:
-        return _tell(error.code, error, EXIT_DATA)
-    except BrokenPipeError:
-        _drop_stdout()
-        return EXIT_DATA
-    except MemoryError as error:
-        return _tell("out-of-memory", f"the system gave no memory ({error})", EXIT_DATA)
-    except OSError as error:
-        return _tell("os-error", error, EXIT_DATA)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-
-
-def _tell(code: str, error: object, status: int) -> int:
-    print(f"error[{code}]: {error}", file=sys.stderr)
-    return status
-
-
-def _drop_stdout() -> None:
-    """Sends what is still buffered nowhere: whoever read stdout has gone, as `head` does."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        return
+    return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -89,6 +60,14 @@ def _run(arguments: argparse.Namespace) -> int:
         top_p=arguments.top_p,
         seed=arguments.seed,
     )
+    if sampling.temperature == 0 and (
+        arguments.top_k or arguments.top_p < 1 or arguments.seed is not None
+    ):
+        print(
+            "note: --top-k, --top-p and --seed have no effect at --temperature 0, which takes the "
+            "likeliest token",
+            file=sys.stderr,
+        )
     if arguments.max_tokens < 1:
         raise UsageError("bad-option", "--max-tokens", f"is {arguments.max_tokens}", "at least 1")
     with colibri_format.open(arguments.file, verify=config.is_verified) as reader:
@@ -114,7 +93,7 @@ def _prompt(text: str) -> str:
         UsageError: `bad-prompt` when it is no valid Unicode.
     """
     try:
-        prompt = sys.stdin.read() if text == "-" else text
+        prompt = sys.stdin.read().removesuffix("\n") if text == "-" else text
         prompt.encode()
     except UnicodeError as error:
         raise UsageError(
@@ -283,7 +262,7 @@ def _report(
         tokens=job.tokens,
         text="".join(job.text),
         stop=job.stop,
-        prefill=Phase(len(job.prompt), first - job.started, at_first),
+        prefill=Phase(_n_read(job, runtime), first - job.started, at_first),
         decode=Phase(max(0, len(job.tokens) - 1), job.ended - first, total.minus(at_first)),
         layers=store.stats.layers,
         plan=runtime.plan,
@@ -297,6 +276,13 @@ def _report(
         load_seconds=load_seconds,
         warnings=runtime.reader.warnings,
     )
+
+
+def _n_read(job: _Job, runtime: Runtime) -> int:
+    """Tokens of the prompt that passed the model: not all of them after an interruption."""
+    if job.first is not None:
+        return len(job.prompt)
+    return min(len(job.prompt), runtime.kv_cache.length)
 
 
 def _print_budget(plan: MemoryPlan) -> None:
@@ -350,7 +336,12 @@ def _parser() -> argparse.ArgumentParser:
         "to stderr.",
     )
     parser.add_argument("file", metavar="FILE", help="the .colibri file")
-    parser.add_argument("--prompt", metavar="TEXT", help="what to continue; - reads it from stdin")
+    parser.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        help="what to continue; - reads it from stdin, without its last line end; "
+        "--prompt=-x for one that begins with -",
+    )
     parser.add_argument(
         "--memory",
         type=_size,

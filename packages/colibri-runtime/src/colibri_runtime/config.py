@@ -39,15 +39,16 @@ class RunConfig:
     backend: str = "numpy"
 
     def __post_init__(self) -> None:
-        _require("memory", self.memory_bytes, 1, None)
-        _require("context", self.context, 1, None)
-        _require("prefetch depth", self.prefetch_depth, 0, MAX_PREFETCH_DEPTH)
-        _require("number of I/O threads", self.io_threads, 1, 64)
-        _require("batch size", self.batch_size, 1, None)
+        _require("--memory", self.memory_bytes, 1, None)
+        _require("--context", self.context, 1, None)
+        _require("--prefetch-depth", self.prefetch_depth, 0, MAX_PREFETCH_DEPTH)
+        _require("--io-threads", self.io_threads, 1, 64)
+        _require("--batch-size", self.batch_size, 1, None)
 
 
-def _require(name: str, value: int | None, least: int, most: int | None) -> None:
+def _require(option: str, value: int | None, least: int, most: int | None) -> None:
     if value is None or (value >= least and (most is None or value <= most)):
         return
     span = f"{least} to {most}" if most is not None else f"at least {least}"
-    raise UsageError("bad-option", name, f"is {value}", span)
+    knob = option.removeprefix("--").replace("-", "_")
+    raise UsageError("bad-option", f"{option} ({knob})", f"is {value}", span)

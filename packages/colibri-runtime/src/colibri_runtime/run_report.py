@@ -64,7 +64,8 @@ class RunReport:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was planned or granted less well than asked for."""
-        return (*self.warnings, *self.plan.notes, *self.pool.notes)
+        warnings = [f"{warning}: colibri repair restores it" for warning in self.warnings]
+        return (*warnings, *self.plan.notes, *self.pool.notes)
 
     def record(self, *, with_layers: bool = False) -> dict[str, Any]:
         """The report as JSON takes it; shares and rates are None where there is nothing to rate."""
@@ -112,16 +113,16 @@ class RunReport:
         """The report as lines of name and value."""
         stats = self.main.stats
         rows = [
-            ("prompt", _speed(self.prefill, "tokens")),
-            ("generated", f"{len(self.tokens)} tokens, ended by {self.stop}"),
+            ("prompt", _speed(self.prefill, "token")),
+            ("generated", f"{_count(len(self.tokens), 'token')}, ended by {self.stop}"),
         ]
         if self.decode.n_tokens:
-            rows.append(("speed", _speed(self.decode, "further tokens")))
+            rows.append(("speed", _speed(self.decode, "further token")))
         if stats.n_asks:
             rows.append(
                 (
                     "hit rate",
-                    f"{stats.hit_rate:.1%} of {stats.n_asks} asks; {stats.n_lates} were late, "
+                    f"{stats.hit_rate:.1%} of {stats.n_asks} asks; {stats.n_lates} late, "
                     f"{stats.n_misses} missed",
                 )
             )
@@ -164,8 +165,8 @@ def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         (
             "pool",
             f"{format_size(plan.pool_bytes)}: slots of {format_size(plan.slot_bytes)} for {share}; "
-            f"{plan.slots.n_protected} kept, {plan.slots.n_transit} in transit, "
-            f"{plan.slots.n_prefetch} of these for reading ahead",
+            f"{plan.slots.n_protected} kept from token to token, {plan.slots.n_transit} in "
+            f"transit, at most {plan.slots.n_prefetch} reading ahead",
         ),
         ("total", f"{format_size(plan.total_bytes)} ({plan.total_bytes} bytes)"),
         ("budget", f"{format_size(plan.budget_bytes)} ({plan.budget_bytes} bytes)"),
@@ -176,5 +177,11 @@ def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
 
 def _speed(phase: Phase, what: str) -> str:
     rate = phase.tokens_per_s
-    speed = f"{phase.n_tokens} {what} in {phase.seconds:.2f} s"
-    return f"{speed}: {rate:.3g} tokens/s" if rate is not None else speed
+    speed = f"{_count(phase.n_tokens, what)} in {phase.seconds:.2f} s"
+    if rate is None:
+        return speed
+    return f"{speed}: {rate:.0f} tokens/s" if rate >= 100 else f"{speed}: {rate:.3g} tokens/s"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -10,6 +10,7 @@ import numpy as np
 from colibri_format import UsageError
 
 from .backend import Floats
+from .decoder_errors import ModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +59,17 @@ class Sampler:
         Of equal logits the lower token counts as likelier.
 
         Raises:
-            UsageError: `bad-logits` when one of them is not a number, or none is finite.
+            ModelError: `bad-logits` when one of them is not a number, or none is finite.
         """
         best = int(np.argmax(logits))
         if not np.isfinite(logits[best]):
-            raise UsageError(
+            raise ModelError(
                 "bad-logits",
-                f"token {best}",
-                f"its logit is {logits[best]}",
+                "model",
+                f"the logit of token {best} is {logits[best]}",
                 "finite logits",
-                "verify the file: its weights may be damaged",
+                "its weights hold NaN or infinity: run colibri verify on the file, or repack a "
+                "sound source",
             )
         if self.spec.temperature == 0:
             return best

@@ -1,0 +1,96 @@
+"""What every command line of the toolkit does alike: exit statuses, and how failures are told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Container
+from typing import Final
+
+from .errors import ColibriError, UsageError
+
+EXIT_OK: Final = 0
+EXIT_DATA: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+def run_command(
+    body: Callable[[], int],
+    *,
+    usage: tuple[type[ColibriError], ...] = (UsageError,),
+    usage_codes: Container[str] = (),
+    on_interrupt: str = "interrupted",
+) -> int:
+    """The exit status of `body`: its own, or that of the error it ended with, told on stderr.
+
+    0 fine, 1 data or I/O failure, 2 usage (errors of the types `usage`, or with one of
+    `usage_codes`), 130 interrupted. A reader of stdout that has gone, as `head` does, ends the
+    command without a word and with 1; a stdout that cannot be written to is told. Streams that are
+    closed are replaced by the null device.
+    """
+    _open_streams()
+    try:
+        status = body()
+        sys.stdout.flush()
+    except SystemExit:
+        # argparse ends so after --help; what it printed may still fail to be written.
+        return _exit_after_flush()
+    except ColibriError as error:
+        is_usage = isinstance(error, usage) or error.code in usage_codes
+        return _tell(error.code, error, EXIT_USAGE if is_usage else EXIT_DATA)
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            print(on_interrupt, file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _drop_stdout()
+        return EXIT_DATA
+    except MemoryError as error:
+        detail = f" ({error})" if str(error) else ""
+        return _tell("out-of-memory", f"the system gave no memory{detail}", EXIT_DATA)
+    except OSError as error:
+        return _tell_stream(error)
+    return status
+
+
+def _exit_after_flush() -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+        return EXIT_DATA
+    except OSError as error:
+        return _tell_stream(error)
+    raise  # noqa: PLE0704  # the SystemExit that is being handled
+
+
+def _tell(code: str, error: object, status: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"error[{code}]: {error}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    return status
+
+
+def _tell_stream(error: OSError) -> int:
+    """Tells of a failure that belongs to no file of the command's: files come as ColibriError."""
+    _drop_stdout()
+    where = error.filename if error.filename is not None else "standard output"
+    return _tell("os-error", f"{where}: {error.strerror or error}", EXIT_DATA)
+
+
+def _drop_stdout() -> None:
+    """Sends what is still buffered nowhere, so that it does not fail once more at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def _open_streams() -> None:
+    """Python leaves None where a standard stream was closed before it started."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
