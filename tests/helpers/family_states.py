@@ -256,11 +256,12 @@ def dense_state(family: str) -> State:
             state[f"blk.{layer}.ffn_gate_shexp.weight"] = tensor[:WIDTH]
             state[f"blk.{layer}.ffn_up_shexp.weight"] = tensor[WIDTH:]
             continue
-        state[_gguf_name(names, name)] = tensor
+        state[gguf_name(names, name)] = tensor
     return state
 
 
-def _gguf_name(names: Any, name: str) -> str:
+def gguf_name(names: Any, name: str) -> str:
+    """GGUF's name of a Hugging Face tensor, by gguf-py's map `names` of the architecture."""
     # convert_hf_to_gguf.py renames these before it asks the map, or keeps them out of it.
     spelled = name.replace("e_score_correction_bias", "e_score_correction.bias")
     spelled = spelled.replace("linear_attn.dt_bias", "linear_attn.dt_proj.bias")

@@ -113,6 +113,9 @@ FAMILY_FACTS: dict[str, dict[str, Any]] = {
     "mixtral-window": {"family": "llama", "sliding_window": 9},
     "llama": {"family": "llama", "moe": None, "tie_embeddings": False},
     "qwen3": {"family": "qwen3", "moe": None, "tie_embeddings": True, "qk_norm": "head"},
+    "qwen2": {"family": "qwen2", "moe": None, "attention_bias": True, "sliding_window": None},
+    "mistral": {"family": "llama", "moe": None, "sliding_window": None},
+    "mistral-window": {"family": "llama", "moe": None, "sliding_window": 9},
 }
 
 
