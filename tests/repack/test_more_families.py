@@ -367,6 +367,31 @@ def test_auto_refuses_a_model_without_experts(tmp_path: Path) -> None:
     assert refused(path, tmp_path, family="auto")[0] == "unknown-tensors"
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_auto_tells_square_stacks_by_the_others(tmp_path: Path, is_turned: bool) -> None:
+    rng = np.random.default_rng(1)
+    both = rng.standard_normal((4, 96, 96)).astype(np.float32)
+    down = rng.standard_normal((4, 96, 48)).astype(np.float32)
+
+    def stored(array: Array) -> Array:
+        return np.ascontiguousarray(array.transpose(0, 2, 1)) if is_turned else array
+
+    state: dict[str, Entry] = {
+        "model.layers.0.mlp.experts.gate_up_proj": stored(both),
+        "model.layers.0.mlp.experts.down_proj": stored(down),
+    }
+    config = {"num_hidden_layers": 1, "hidden_size": 96, "num_experts": 4, "model_type": "x"}
+    path = write_folder(tmp_path / "in", state, config)
+
+    repack(path, tmp_path / "out.colibri", family="auto")
+
+    experts = {(0, e, "gate"): both[e, :48] for e in range(4)}
+    experts |= {(0, e, "up"): both[e, 48:] for e in range(4)}
+    experts |= {(0, e, "down"): down[e] for e in range(4)}
+    with colibri_format.open(tmp_path / "out.colibri") as file:
+        assert check_experts(file, experts, "keep") == len(experts)
+
+
 def test_auto_refuses_stacks_whose_axes_cannot_be_told(tmp_path: Path) -> None:
     state: dict[str, Entry] = {
         "model.layers.0.mlp.experts.up_proj": np.zeros((4, 96, 96), np.float32),

@@ -7,8 +7,8 @@ from typing import Final
 
 from . import names
 
-_LAYER: Final = re.compile(r"(?:.*\.)?(?:layers|h|blocks|decoder\.block)\.(\d+)\.(.+)")
-_SINGLE: Final = re.compile(r"(?:.*\.)?experts\.(\d+)\.(?:mlp\.)?(\w+?)(?:\.(weight|bias))?")
+_LAYER: Final = re.compile(r"(?:.*\.)?(?:layers|h|blocks|decoder\.block)\.(\d{1,7})\.(.+)")
+_SINGLE: Final = re.compile(r"(?:.*\.)?experts\.(\d{1,7})\.(?:mlp\.)?(\w+?)(?:\.(weight|bias))?")
 _STACK: Final = re.compile(
     r"(?:.*\.)?(?:experts|switch_mlp|expert_weights)\.(?:mlp\.)?(\w+?)(?:\.(weight|bias)|_(bias))?"
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from colibri_format import Role
+from colibri_format import DTYPES, Role
 
 from ..decoding import Mxfp4Decoder, Slice, StridedDecoder
 from ..decoding.mxfp4 import BLOCK_ELEMENTS
@@ -18,7 +18,7 @@ from .fp8_weights import Weights
 
 # Below `blk.N.`; `gate_up` is both in one tensor. `blocks` and `scales` are MXFP4 in two tensors.
 _STACK: Final = re.compile(r"ffn_(gate|up|down|gate_up)_exps\.(weight|bias|scale|blocks|scales)")
-_SINGLE: Final = re.compile(r"ffn_(gate|up|down)\.(\d+)\.(weight|bias)")
+_SINGLE: Final = re.compile(r"ffn_(gate|up|down)\.(\d{1,7})\.(weight|bias)")
 _MATRICES: Final = {"gate": Role.GATE, "up": Role.UP, "down": Role.DOWN}
 _BIAS: Final = 1
 _SCALE: Final = 2
@@ -94,6 +94,9 @@ class _Assembly:
         self.experts: list[dict[Role, Slice]] = [{} for _ in range(facts.n_experts)]
 
     def put(self, expert: int, role: Role, part: Slice, tensor: SourceTensor) -> None:
+        if DTYPES.get(part.dtype.name) is not part.dtype:
+            raise SourceError("unsupported-dtype", f"{tensor.file}: tensor {tensor.name!r}",
+                              f"is {part.dtype.name}", f"one of {', '.join(DTYPES)}")  # fmt: skip
         if role in self.experts[expert]:
             raise SourceError("duplicate-tensor", f"{tensor.file}: tensor {tensor.name!r}",
                               f"gives expert {expert} its {role.name.lower()} a second time",
@@ -123,7 +126,7 @@ class _Assembly:
             raise self.wrong(tensor, f"has shape {tensor.shape}",
                              f"{self.facts.n_experts} experts")  # fmt: skip
         if part == "weight":
-            self.add_matrices(matrix, tensor)
+            self.add_matrices(matrix, tensor, found)
         elif part == "blocks":
             self.add_blocks(matrix, tensor, found.stacks.get((matrix, "scales")))
         elif part == "bias":
@@ -137,8 +140,8 @@ class _Assembly:
             for expert in range(self.facts.n_experts):
                 self.put(expert, role, Slice(tensor, expert * size, (1,)), tensor)
 
-    def add_matrices(self, matrix: str, tensor: SourceTensor) -> None:
-        if self.is_turned(matrix, tensor):
+    def add_matrices(self, matrix: str, tensor: SourceTensor, found: LayerExperts) -> None:
+        if self.is_turned(matrix, tensor, found):
             self.add_turned(matrix, tensor)
             return
         n_rows = tensor.shape[1]
@@ -221,25 +224,29 @@ class _Assembly:
         if scales is not None:
             self.put(expert, Role(role + _SCALE), scales, tensor)
 
-    def is_turned(self, matrix: str, tensor: SourceTensor) -> bool:
-        """Whether the stack is `(n_experts, inputs, outputs)`."""
+    def is_turned(self, matrix: str, tensor: SourceTensor, found: LayerExperts) -> bool:
+        """Whether the stack is `(n_experts, inputs, outputs)`; a square one is as the others are.
+
+        Raises:
+            SourceError: `tensor-shape` when no stack's shape tells.
+        """
         if self.facts.is_turned is not None:
             return self.facts.is_turned
-        _, first, second = tensor.shape
         hidden = self.facts.hidden_size
-        # Gate and up take `hidden` numbers in, down gives as many out.
-        fits = (first == hidden, second == hidden)
-        if matrix == "down":
-            fits = (fits[1], fits[0])
-        if fits[0] == fits[1]:
-            raise SourceError(
-                "tensor-shape",
-                f"{tensor.file}: tensor {tensor.name!r}",
-                f"has shape {tensor.shape}: which axis is the input's cannot be told",
-                f"exactly one of {hidden} numbers",
-                "name the family",
-            )
-        return fits[0]
+        stacks = [(m, t) for (m, part), t in found.stacks.items() if part == "weight"]
+        for name, stack in [(matrix, tensor), *stacks]:
+            if len(stack.shape) == 3:
+                # Gate and up take `hidden` numbers in, down gives as many out.
+                inputs, outputs = stack.shape[1] == hidden, stack.shape[2] == hidden
+                if inputs != outputs:
+                    return inputs != (name == "down")
+        raise SourceError(
+            "tensor-shape",
+            f"{tensor.file}: tensor {tensor.name!r}",
+            f"has shape {tensor.shape}: which axis is the input's cannot be told",
+            f"exactly one of {hidden} numbers, here or in another stack",
+            "name the family",
+        )
 
     def half(self, tensor: SourceTensor, n_rows: int) -> int:
         if n_rows % 2:

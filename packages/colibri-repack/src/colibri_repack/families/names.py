@@ -119,10 +119,10 @@ def expert_names(module: str, gate: str, up: str, down: str) -> dict[str, str]:
     }
 
 
-# What `auto` takes tensors of no expert for; FOUR_NORMS and ATTENTION_NORMED are not in it, as
-# what `post_attention_layernorm` comes before cannot be told from the name.
+# What `auto` takes tensors for. What `post_attention_layernorm` stands before cannot be told from
+# the name: it is not among them.
 ALL: Final = (
-    COMMON
+    {name: own for name, own in COMMON.items() if "post_attention" not in name}
     | ATTENTION_BIAS
     | OUTPUT_BIAS
     | QK_NORM
@@ -132,12 +132,13 @@ ALL: Final = (
     | ROUTER_BIAS
     | LATENT_ATTENTION
     | NEXT_TOKENS
-    | NORM_BIAS
     | {
         "model.layers.{}.mlp.gate.weight": "blk.{}.ffn_gate_inp.weight",
         "model.layers.{}.mlp.router.weight": "blk.{}.ffn_gate_inp.weight",
         "model.layers.{}.block_sparse_moe.gate.weight": "blk.{}.ffn_gate_inp.weight",
         "model.layers.{}.block_sparse_moe.router.layer.weight": "blk.{}.ffn_gate_inp.weight",
+        "model.layers.{}.block_sparse_moe.input_linear.weight": FUSED,
+        "model.layers.{}.block_sparse_moe.output_linear.weight": "blk.{}.ffn_down_exps.weight",
     }
 )
 

@@ -32,12 +32,13 @@ _TOP_K: Final = (
 class Outline:
     """Counts of a decoder; `n_experts` is 0 for a dense one, or where nothing says it.
 
-    `n_layers` includes layers that predict further tokens (DeepSeek-V3 and GLM-4.5 number them
-    on after the others). `ties_head` is whether the head is the embedding: None where it is told
-    by the tensors alone.
+    `n_layers` includes the `n_extra` layers that predict further tokens (DeepSeek-V3 and GLM-4.5
+    number them on after the others). `ties_head` is whether the head is the embedding: None where
+    it is told by the tensors alone.
     """
 
     n_layers: int
+    n_extra: int
     hidden_size: int
     n_experts: int
     top_k: int | None
@@ -53,8 +54,11 @@ def read_outline(source: Source, architecture: str, default_tie: bool) -> Outlin
     if source.format == "gguf":
         keys = Members(source.config, source.path, f"{architecture}.")
         n_experts = keys.count("expert_count", default=0, least=0, most=MAX_EXPERTS)
+        n_layers = keys.count("block_count", most=MAX_LAYERS)
+        n_extra = keys.count("nextn_predict_layers", default=0, least=0)
         return Outline(
-            n_layers=keys.count("block_count", most=MAX_LAYERS),
+            n_layers=n_layers,
+            n_extra=min(n_extra, n_layers - 1),
             hidden_size=keys.count("embedding_length"),
             n_experts=n_experts,
             top_k=keys.count("expert_used_count") if n_experts else 1,
@@ -66,8 +70,10 @@ def read_outline(source: Source, architecture: str, default_tie: bool) -> Outlin
     top_k: int | None = 1
     if n_experts:
         top_k = config.count(*_TOP_K, default=0, least=0) or None
+    n_extra = config.count("num_nextn_predict_layers", default=0, least=0, most=64)
     return Outline(
-        n_layers=n_layers + config.count("num_nextn_predict_layers", default=0, least=0, most=64),
+        n_layers=n_layers + n_extra,
+        n_extra=n_extra,
         hidden_size=config.count("hidden_size", "n_embd", "d_model"),
         n_experts=n_experts,
         top_k=top_k,

@@ -22,11 +22,13 @@ from .auto_names import guess_name
 from .expert_parts import ExpertShape, Fused, LayerExperts, take_experts
 from .family import Family
 from .fp8_weights import SCALE_SUFFIX, Weights
+from .members import MAX_EXPERTS
 from .names import split_name
 from .outline import Outline
 from .parts import Checkpoint, DenseWeight, is_same
 
-_LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
+_LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)", re.DOTALL)
+_MAX_DIGITS: Final = 7
 _FFN: Final = {Role.GATE: "ffn_gate.weight", Role.UP: "ffn_up.weight", Role.DOWN: "ffn_down.weight"}
 _GLOBALS: Final = ("token_embd.weight", "output_norm.weight")
 _FUSED_SHARED: Final = "ffn_gate_up_shexp.weight"
@@ -160,7 +162,7 @@ class RepackOnlyReader:
             is_new = canonical not in self.globals
             self.globals.setdefault(canonical, tensor)
         else:
-            if int(match[1]) >= len(self.layers):
+            if len(match[1]) > _MAX_DIGITS or int(match[1]) >= len(self.layers):
                 return False
             layer = self.layers[int(match[1])]
             before = len(layer.experts.stacks) + len(layer.experts.singles) + len(layer.dense)
@@ -177,7 +179,7 @@ class RepackOnlyReader:
     def _settle_layers(self) -> None:
         """Layers for further tokens are described, but many checkpoints come without them."""
         described = len(self.layers)
-        first = described - self._n_extra()
+        first = described - self.outline.n_extra
         while len(self.layers) > first and not (
             self.layers[-1].names or self.layers[-1].experts.n_experts
         ):
@@ -187,13 +189,6 @@ class RepackOnlyReader:
                 f"the checkpoint has no tensors of {described - len(self.layers)} layers that "
                 "predict further tokens"
             )
-
-    def _n_extra(self) -> int:
-        if self.source.format == "gguf":
-            value = self.source.config.get(f"{self.family.architecture}.nextn_predict_layers")
-        else:
-            value = self.source.config.get("num_nextn_predict_layers")
-        return value if type(value) is int and 0 < value < len(self.layers) else 0
 
     def _n_experts(self) -> int:
         found = max((layer.experts.n_experts for layer in self.layers), default=0)
@@ -207,9 +202,10 @@ class RepackOnlyReader:
                 "experts.N.gate_proj and the like, or stacks of them",
                 "say what the model is: its family may be missing here",
             )
-        if said and found > said:
+        if found > (said or MAX_EXPERTS):
+            said = said or MAX_EXPERTS
             raise SourceError("tensor-shape", self.source.path, f"has tensors of {found} experts",
-                              f"its description says {said}", "fetch the model again")  # fmt: skip
+                              f"at most {said}", "fetch the model again")  # fmt: skip
         return said or found
 
     def _settle_head(self) -> None:
