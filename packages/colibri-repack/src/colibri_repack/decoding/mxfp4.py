@@ -22,7 +22,7 @@ from .slices import Slice
 
 BLOCK_ELEMENTS: Final = 32
 _HALF: Final = 16
-_PIECE: Final = 2**15
+_PIECE: Final = 2**14
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,35 @@ class Mxfp4Decoder:
 
 def _repack(nibbles: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """`(n, 16)` bytes of neighbours and `(n,)` scales as `n` ggml blocks, flat."""
-    numbers = np.empty((len(nibbles), BLOCK_ELEMENTS), np.uint8)
-    numbers[:, 0::2] = nibbles & 0x0F
-    numbers[:, 1::2] = nibbles >> 4
+    halves = nibbles.view("<u8")
+    words = np.empty((len(nibbles), 2), "<u8")
+    for word, shift in enumerate((np.uint64(0), np.uint64(32))):
+        # Numbers 0 to 7 (8 to 15) into the low halves, those 16 further on into the high ones.
+        low = _one_a_byte(halves[:, 0] >> shift)
+        high = _one_a_byte(halves[:, 1] >> shift)
+        high <<= np.uint64(4)
+        np.bitwise_or(low, high, out=words[:, word])
     packed = np.empty((len(nibbles), 1 + _HALF), np.uint8)
     packed[:, 0] = scales
-    packed[:, 1:] = numbers[:, :_HALF] | (numbers[:, _HALF:] << 4)
+    packed[:, 1:] = words.view(np.uint8)
     return packed.reshape(-1)
+
+
+def _one_a_byte(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The eight nibbles of each word's low 32 bits, lowest first, one in each byte."""
+    words = words & np.uint64(0xFFFF_FFFF)
+    for shift, mask in _SPREAD:
+        words |= words << shift
+        words &= mask
+    return words
+
+
+# Halves apart, then their halves, then nibbles (Warren, Hacker's Delight, section 7-2).
+_SPREAD: Final = tuple(
+    (np.uint64(shift), np.uint64(mask))
+    for shift, mask in (
+        (16, 0x0000_FFFF_0000_FFFF),
+        (8, 0x00FF_00FF_00FF_00FF),
+        (4, 0x0F0F_0F0F_0F0F_0F0F),
+    )
+)
