@@ -86,7 +86,23 @@ def test_sizes_are_binary(text: str, size: int) -> None:
     assert cf.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1", "1e9", "5X", "1.2.3", "NaN", "\uff14K", "4\u212a"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "G",
+        "-1",
+        "1e9",
+        "5X",
+        "1.2.3",
+        "NaN",
+        "\uff14K",
+        "4\u212a",
+        "9" * 400,
+        "9" * 400 + ".5",
+        "5000000T",
+    ],
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     assert code_of(lambda: cf.parse_size(text)) == "bad-size"
 
@@ -122,6 +138,13 @@ def test_metadata_may_nest_exactly_32_deep() -> None:
     assert parse_canonical(encode_canonical(nested(32)), "x") == nested(32)
     assert code_of(lambda: encode_canonical(nested(33))) == "bad-metadata"
     text = json.dumps(nested(33), separators=(",", ":")).encode()
+    assert code_of(lambda: parse_canonical(text, "x")) == "metadata-invalid"
+
+
+@pytest.mark.parametrize(
+    "text", [b'{"' + b'\\"' * 200_000, b'{"' + b'\\"' * 200_000 + b"\\", b'"' * 400_001]
+)
+def test_strings_without_an_end_take_no_time(text: bytes) -> None:
     assert code_of(lambda: parse_canonical(text, "x")) == "metadata-invalid"
 
 
@@ -189,6 +212,11 @@ def test_model_comes_back_from_its_bytes() -> None:
         {"bos_token": -1},
         {"eos_tokens": [-1]},
         {"eos_tokens": 1},
+        {"rms_norm_eps": 10**400},
+        {"clip_qkv": 1e308},
+        {"family": "\x1b[31m"},
+        {"version": True},
+        {"rope": {"theta": 1e4, "n_dims": 32, "scaling": {"type": "yarn", "factor": 10**400}}},
         {"moe": {"n_experts": 5}},
         {"moe": {"n_experts": 5, "top_k": 6, "expert_size": 48, "norm_top_k": True}},
         {"moe": {"n_experts": 5, "top_k": 2, "expert_size": 48, "norm_top_k": 1}},

@@ -151,8 +151,8 @@ def test_diff_names_what_differs(tmp_path: Path) -> None:
         assert kinds == {"tensor", "file", "blocks"}
         found = {(x.kind, x.what): (x.first, x.second) for x in cf.diff_files(a, d)}
         assert found["geometry", "alignment"] == (4096, 8192)
-        assert found["metadata", "tool"] == ("vectors", "other")
-        assert found["metadata", "source"] == (["é", 1, True, None], None)
+        assert found["metadata", "tool"] == ('"vectors"', '"other"')
+        assert found["metadata", "source"] == ('["é", 1, true, null]', None)
         assert not any(kind == "blocks" for kind, _ in found)
         missing = [x for x in cf.diff_files(a, e) if x.kind == "tensor"]
         assert len(missing) == 4
@@ -172,3 +172,35 @@ def test_diff_tells_layouts_and_experts_by_layer(tmp_path: Path) -> None:
     assert layout.what == "layers 0"
     assert "q8_0" in layout.first
     assert "f16" in layout.second
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        ({"a": 1}, {"a": True}, "a"),
+        ({"a": 0}, {"a": False}, "a"),
+        ({"a": [1]}, {"a": [True]}, "a"),
+        ({"a": {}}, {}, "a"),
+        ({"a": None}, {}, "a"),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}, "a.b.c"),
+    ],
+)
+def test_diff_tells_values_apart_as_json_does(
+    first: dict[str, Any], second: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    for name, metadata in (("a", first), ("b", second)):
+        write_sample(tmp_path / name, sample_plan(metadata=metadata))
+
+    with cf.open(tmp_path / "a") as a, cf.open(tmp_path / "b") as b:
+        (found,) = cf.diff_files(a, b)
+
+    assert found.what == what
+    assert found.first != found.second
+
+
+def test_diff_tells_a_dotted_name_from_nested_ones(tmp_path: Path) -> None:
+    write_sample(tmp_path / "a", sample_plan(metadata={"a.b": 1}))
+    write_sample(tmp_path / "b", sample_plan(metadata={"a": {"b": 1}}))
+
+    with cf.open(tmp_path / "a") as a, cf.open(tmp_path / "b") as b:
+        assert {x.what for x in cf.diff_files(a, b)} == {'"a.b"', "a"}

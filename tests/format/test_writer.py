@@ -93,7 +93,7 @@ def test_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_stale_part_file_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "a.colibri.part").write_bytes(b"\xff" * 10_000_000)
+    (tmp_path / "a.colibri.part").write_bytes(bytes(4096) + b"\xff" * 10_000_000)
 
     write_sample(tmp_path / "a.colibri")
 
@@ -148,6 +148,56 @@ def test_part_file_that_leads_elsewhere_is_not_written_through(tmp_path: Path) -
         )
         assert precious.read_bytes() == b"precious"
         part.rmdir() if part.is_dir() and not part.is_symlink() else part.unlink()
+
+
+def test_writer_that_comes_between_open_and_lock_gets_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.colibri"
+    first = cf.Writer(path, sample_plan(), overwrite=True).__enter__()
+    written = fill(first)
+    real = fcntl.flock
+    calls: list[int] = []
+
+    def lock(fd: int, operation: int) -> None:
+        # The second writer has opened the unfinished file; now the first one finishes it.
+        calls.append(fd)
+        if len(calls) == 1:
+            first.__exit__(None, None, None)
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    with cf.Writer(path, sample_plan(), overwrite=True) as second:
+        assert len(calls) == 2
+        with cf.open(path) as file:
+            assert file.read_file("config.json") == written["file config.json"]
+            assert file.verify() == []
+        fill(second, seed=1)
+
+    with cf.open(path) as file:
+        assert file.verify() == []
+
+
+def test_part_file_of_someone_else_is_kept(tmp_path: Path) -> None:
+    part = tmp_path / "a.colibri.part"
+    part.write_bytes(b"half of a download")
+
+    assert code_of(lambda: write_sample(tmp_path / "a.colibri")) == "part-exists"
+    assert part.read_bytes() == b"half of a download"
+
+
+def test_part_file_replaced_meanwhile_is_not_published(tmp_path: Path) -> None:
+    path = tmp_path / "a.colibri"
+
+    with pytest.raises(cf.StorageError) as caught, cf.Writer(path, sample_plan()) as writer:
+        fill(writer)
+        part = tmp_path / "a.colibri.part"
+        part.unlink()
+        part.write_bytes(b"other")
+
+    assert caught.value.code == "output-replaced"
+    assert not path.exists()
+    assert part.read_bytes() == b"other"
 
 
 def test_missing_folder_and_folder_as_output_are_named(tmp_path: Path) -> None:

@@ -4,7 +4,14 @@ from .c_header import get_include
 from .checksum import checksum
 from .diff import Difference, diff_files
 from .dtypes import DTYPES, DTYPES_BY_GGML_ID, DType
-from .errors import ColibriError, FormatCode, FormatError, StorageError, UsageError
+from .errors import (
+    ColibriError,
+    FormatCode,
+    FormatError,
+    StorageError,
+    UsageError,
+    printable,
+)
 from .handles import Expert, Tensor
 from .interleave import can_interleave, deinterleave, interleave
 from .layout import (
@@ -82,6 +89,7 @@ __all__ = [
     "parse_model",
     "parse_size",
     "plan_layout",
+    "printable",
     "repair",
     "round_up",
 ]

@@ -13,7 +13,9 @@ MAX_BYTES: Final = 2**24
 MAX_DEPTH: Final = 32
 MAX_INTEGER: Final = 2**53 - 1
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Matches wherever there is a quote, up to the end of the text at worst: a string that does not end
+# is not scanned again from each quote in it.
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.?)*(?:"|\Z)', re.DOTALL)
 _BRACKET: Final = re.compile(rb"[\[\]{}]")
 
 

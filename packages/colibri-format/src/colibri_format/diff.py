@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +14,15 @@ from numpy.typing import NDArray
 from .layout import NO_LAYOUT, Layout
 from .reader import Reader
 
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that differs: what, and its value in each file (None: it is not there)."""
+    """One thing that differs: what, and its value in each file (None: it is not there).
+
+    Values of metadata are JSON texts.
+    """
 
     kind: str
     what: str
@@ -43,7 +50,7 @@ def _differences(first: Reader, second: Reader) -> Iterator[Difference]:
     yield from _layouts(first, second)
     yield from _mappings("tensor", _tensor_facts(first), _tensor_facts(second))
     yield from _mappings("file", _file_facts(first), _file_facts(second))
-    yield from _mappings("metadata", _flatten(first.metadata), _flatten(second.metadata))
+    yield from _metadata(first.metadata, second.metadata)
     yield from _blocks(first, second)
 
 
@@ -52,8 +59,29 @@ def _mappings(
 ) -> Iterator[Difference]:
     for name in dict.fromkeys([*first, *second]):
         a, b = first.get(name), second.get(name)
-        if a != b or (name in first) != (name in second):
+        if a != b:
             yield Difference(kind, name, a, b)
+
+
+def _metadata(
+    first: Mapping[str, Any], second: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[Difference]:
+    """Members that differ as JSON texts: to Python, 1 equals true and null equals a missing one."""
+    for name in dict.fromkeys([*first, *second]):
+        a, b = first.get(name), second.get(name)
+        place = (*path, name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from _metadata(a, b, place)
+            continue
+        a_text = _json(a) if name in first else None
+        b_text = _json(b) if name in second else None
+        if a_text != b_text:
+            what = ".".join(key if _PLAIN.fullmatch(key) else _json(key) for key in place)
+            yield Difference("metadata", what, a_text, b_text)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 def _tensor_facts(file: Reader) -> dict[str, Any]:
@@ -75,16 +103,6 @@ def _file_facts(file: Reader) -> dict[str, Any]:
         entry.name: {"size": entry.size, "checksum": f"{entry.checksum:016x}"}
         for entry in file.files.values()
     }
-
-
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Members of nested objects by dotted path."""
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, member in value.items():
-        flat |= _flatten(member, f"{prefix}.{key}" if prefix else key)
-    return flat
 
 
 def _describe(layout: Layout | None) -> str | None:

@@ -66,6 +66,20 @@ class FormatCode(IntEnum):
         return self.name.lower().replace("_", "-")
 
 
+def printable(text: str) -> str:
+    """`text` with everything that is not to be printed as an escape.
+
+    Names and values come out of files: control characters would steer the terminal that shows
+    them, and characters that turn the direction of writing would show them as others.
+
+    >>> print(printable("a" + chr(27) + "[31m" + chr(0x202E) + "b"))
+    a\\x1b[31m\\u202eb
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class ColibriError(Exception):
     """Root of every error the toolkit raises.
 
@@ -81,7 +95,7 @@ class ColibriError(Exception):
         self.required = required
         self.remedy = remedy
         parts = [part for part in (found, required, remedy) if part]
-        self.message = f"{self.where}: {'; '.join(parts)}"
+        self.message = printable(f"{self.where}: {'; '.join(parts)}")
         super().__init__(self.message)
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ to know neither `config.json` nor GGUF key-values.
 from __future__ import annotations
 
 import json
-import math
+import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
@@ -18,6 +18,10 @@ MODEL_VERSION: Final = 1
 ROPE_STYLES: Final = ("half", "interleaved")
 QK_NORMS: Final = ("none", "head", "full")
 _MAX_COUNT: Final = 2**31
+# The least and the largest normal float32 (IEEE 754 binary32).
+_LEAST: Final = 2.0**-126
+_MOST: Final = (2 - 2.0**-23) * 2.0**127
+_FAMILY: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +110,7 @@ def parse_model(data: bytes, where: str = MODEL_FILE) -> ModelSpec:
     if not isinstance(record, dict):
         raise _bad(where, "is not a JSON object", "an object with the model's members")
     version = record.pop("version", None)
-    if version != MODEL_VERSION:
+    if type(version) is not int or version != MODEL_VERSION:
         raise _bad(where, f"has version {version!r}", f"version {MODEL_VERSION} is understood")
     rope = _section(where, record, "rope", RopeSpec)
     moe = _section(where, record, "moe", MoeSpec) if record.get("moe") is not None else None
@@ -117,6 +121,16 @@ def parse_model(data: bytes, where: str = MODEL_FILE) -> ModelSpec:
     model: ModelSpec = _build(where, "", record, ModelSpec)
     _check_model(where, model)
     return model
+
+
+def is_float32(value: Any) -> bool:
+    """Whether `value` is a number, not a truth value, that is 0 or a normal float32.
+
+    Whole numbers of any length are taken: `math.isfinite` raises for those beyond a double.
+    """
+    if type(value) not in (int, float):
+        return False
+    return bool(value == 0 or _LEAST <= abs(value) <= _MOST)
 
 
 def _bad(where: str, found: str, required: str) -> FormatError:
@@ -150,11 +164,11 @@ def _check_model(where: str, model: ModelSpec) -> None:
         if type(value) is not int or not least <= value < _MAX_COUNT:
             raise _bad(where, f"{name} is {value!r}", f"a whole number of at least {least}")
 
-    def number(name: str, value: object, *, is_positive: bool = True) -> None:
-        if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
-            raise _bad(where, f"{name} is {value!r}", "a finite number")
-        if is_positive and value <= 0:  # type: ignore[operator]
-            raise _bad(where, f"{name} is {value!r}", "a positive number")
+    def number(name: str, value: object) -> None:
+        if not is_float32(value) or value <= 0:  # type: ignore[operator]
+            raise _bad(
+                where, f"{name} is {str(value)[:40]}", "a positive number within float32's range"
+            )
 
     def flag(name: str, value: object) -> None:
         if type(value) is not bool:
@@ -164,8 +178,10 @@ def _check_model(where: str, model: ModelSpec) -> None:
         if value not in options:
             raise _bad(where, f"{name} is {value!r}", f"one of {', '.join(options)}")
 
-    if not isinstance(model.family, str) or not model.family:
-        raise _bad(where, f"family is {model.family!r}", "a non-empty name")
+    if not isinstance(model.family, str) or not _FAMILY.fullmatch(model.family):
+        raise _bad(
+            where, f"family is {str(model.family)[:40]!r}", "1 to 64 letters, digits, -, _ or ."
+        )
     for name in (
         "n_layers",
         "hidden_size",
@@ -186,6 +202,13 @@ def _check_model(where: str, model: ModelSpec) -> None:
     flag("tie_embeddings", model.tie_embeddings)
     if model.rope.scaling is not None and not isinstance(model.rope.scaling, dict):
         raise _bad(where, f"rope.scaling is {model.rope.scaling!r}", "an object or null")
+    for name, value in (model.rope.scaling or {}).items():
+        if type(value) in (int, float) and not is_float32(value):
+            raise _bad(
+                where,
+                f"rope.scaling.{name} is {str(value)[:40]}",
+                "a number within float32's range",
+            )
     if model.clip_qkv is not None:
         number("clip_qkv", model.clip_qkv)
     if model.sliding_window is not None:

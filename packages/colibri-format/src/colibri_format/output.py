@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .checksum import Buffer, view_bytes
 from .errors import StorageError
+from .layout import PAGE
 
 
 class OutputFile:
@@ -26,37 +27,70 @@ class OutputFile:
         self._part = path.parent / f"{path.name}.part"
         _check_target(path)
         self._check_absent()
-        try:
-            # O_NOFOLLOW: a link in the place of the unfinished file may lead anywhere.
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._fd = os.open(self._part, flags, 0o666)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise _not_a_file(self._part, "is a link") from error
-            raise StorageError.of(error, self._part, "creating") from error
-        status = os.fstat(self._fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            os.close(self._fd)
-            self._fd = -1
-            raise _not_a_file(self._part, "is no plain file of its own")
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._fd)
-            self._fd = -1
-            raise StorageError(
-                "output-busy",
-                self._part,
-                "another process is writing it",
-                "one writer at a time",
-                errno=error.errno,
-            ) from error
+        self._fd = self._lock_part()
         try:
             os.ftruncate(self._fd, 0)
             os.ftruncate(self._fd, size)
         except OSError as error:
             self.discard()
             raise StorageError.of(error, self._part, "setting the size of") from error
+
+    def _lock_part(self) -> int:
+        """The unfinished file, open and locked; it is the one that its name leads to."""
+        while True:
+            fd = self._open_part()
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise _not_a_file(self._part, "is a device, a pipe or a socket")
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise StorageError(
+                        "output-busy",
+                        self._part,
+                        "another process is writing it",
+                        "one writer at a time",
+                        errno=error.errno,
+                    ) from error
+                # Between open and lock another writer may have finished and given the very file
+                # its name: a lock is on the file, and only its name makes it the unfinished one.
+                if self._is_named(fd):
+                    self._check_part(fd)
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def _open_part(self) -> int:
+        # O_NOFOLLOW: a link in the place of the unfinished file may lead anywhere.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            return os.open(self._part, flags, 0o666)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _not_a_file(self._part, "is a link") from error
+            raise StorageError.of(error, self._part, "creating") from error
+
+    def _check_part(self, fd: int) -> None:
+        """Raises unless the file is new, or what an earlier writer left unfinished."""
+        if os.fstat(fd).st_nlink > 1:
+            raise _not_a_file(self._part, "has another name as well")
+        # A writer fills the first page last of all, so in what it leaves behind it is zero.
+        if any(os.pread(fd, PAGE, 0)):
+            raise StorageError(
+                "part-exists",
+                self._part,
+                "exists and is no unfinished output",
+                "its name free, while the output is written under it",
+                "move it away",
+            )
+
+    def _is_named(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), os.lstat(self._part))
+        except OSError:
+            return False
 
     def write_at(self, offset: int, data: Buffer) -> None:
         """Writes all of `data` at `offset`."""
@@ -95,6 +129,14 @@ class OutputFile:
             raise StorageError.of(error, self._part, "giving its name to") from error
 
     def _rename(self) -> None:
+        if not self._is_named(self._fd):
+            raise StorageError(
+                "output-replaced",
+                self._part,
+                "was removed or replaced while it was written",
+                "the unfinished file stays in place",
+                "repeat the command",
+            )
         if self._overwrite:
             self._part.replace(self.path)
             return
@@ -115,7 +157,8 @@ class OutputFile:
     def discard(self) -> None:
         """Removes the unfinished file; does nothing once it has its name."""
         if self._fd >= 0:
-            self._part.unlink(missing_ok=True)
+            if self._is_named(self._fd):
+                self._part.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
 

@@ -26,11 +26,14 @@ def parse_size(text: str) -> int:
     if match is None:
         raise UsageError("bad-size", text, "is not a size", "a size is like 512M, 6G or 4096")
     number, unit, _ = match.groups()
-    return (
-        int(float(number) * _FACTORS[unit.upper()])
-        if "." in number
-        else (int(number) * _FACTORS[unit.upper()])
-    )
+    factor = _FACTORS[unit.upper()]
+    # int() and float() of thousands of digits are slow, or infinite.
+    size = 2**62
+    if len(number) <= 20:
+        size = int(float(number) * factor) if "." in number else int(number) * factor
+    if size >= 2**62:
+        raise UsageError("bad-size", text[:40], "is out of range", "less than 4 EiB")
+    return size
 
 
 def format_size(size_bytes: int) -> str:

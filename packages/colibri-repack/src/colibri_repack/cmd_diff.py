@@ -58,7 +58,9 @@ def _lines(difference: Difference) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, dict):
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, dict):
         text = ", ".join(f"{name} {json.dumps(member)}" for name, member in value.items())
     else:
         text = "(not there)" if value is None else json.dumps(value, ensure_ascii=False)
