@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -176,3 +177,24 @@ def test_split_in_one_part_is_a_whole_model(tmp_path: Path) -> None:
     builder = gguf_model(NAME).add("split.count", g.U16, 1).add("split.no", g.U16, 0)
 
     assert len(open_source(builder.write(tmp_path / "m.gguf")).tensors) == len(stacked_state(NAME))
+
+
+def test_parts_written_by_gguf_py_are_read(tmp_path: Path) -> None:
+    state = stacked_state(NAME)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen3moe", split_max_tensors=7)
+    for key, tensor in state.items():
+        writer.add_tensor(key, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    paths = sorted(tmp_path.glob("*.gguf"))
+
+    source = open_source(paths[2])
+
+    assert len(paths) == -(-len(state) // 7)
+    assert source.tensors.keys() == state.keys()
+    for name, tensor in state.items():
+        buffer = bytearray(source.tensors[name].size)
+        source.read_into(name, 0, memoryview(buffer))
+        assert buffer == tensor.tobytes()

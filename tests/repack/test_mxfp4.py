@@ -14,6 +14,7 @@ from colibri_format import DTYPES, Role
 from colibri_repack import RepackError, SourceError, open_source, repack
 from colibri_repack.decoding import Mxfp4Decoder, Slice, StridedDecoder
 from helpers import family_states as f
+from helpers import gguf_builder as g
 from helpers.safetensors_builder import Entry, write_folder
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -92,6 +93,44 @@ def test_mxfp4_is_not_quantised_again(tmp_path: Path) -> None:
     with pytest.raises(RepackError) as caught:
         repack(folder, tmp_path / "out.colibri", quant="q8_0")
 
+    assert caught.value.code == "requantize"
+
+
+def test_mxfp4_of_a_gguf_keeps_its_bytes(tmp_path: Path) -> None:
+    builder = g.GgufBuilder().add("general.architecture", g.STRING, "gpt-oss")
+    for key, count in {"block_count": f.N_LAYERS, "embedding_length": f.HIDDEN,
+                       "expert_count": f.N_EXPERTS, "expert_used_count": 2}.items():  # fmt: skip
+        builder.add(f"gpt-oss.{key}", g.U32, count)
+    for name, array in f.dense_state("gpt_oss").items():
+        builder.tensor(name, array.shape, 0, array.tobytes())
+    rng = np.random.default_rng(8)
+    stacks = {}
+    for layer in range(f.N_LAYERS):
+        for matrix, rows, columns in (("gate", f.WIDTH, f.HIDDEN), ("up", f.WIDTH, f.HIDDEN),
+                                      ("down", f.HIDDEN, f.WIDTH)):  # fmt: skip
+            stack = rng.integers(0, 256, (f.N_EXPERTS, rows, columns // 32 * 17), np.uint8)
+            bias = rng.standard_normal((f.N_EXPERTS, rows)).astype(np.float32)
+            stem = f"blk.{layer}.ffn_{matrix}_exps"
+            shape = (f.N_EXPERTS, rows, columns)
+            builder.tensor(f"{stem}.weight", shape, 39, stack.tobytes())
+            builder.tensor(f"{stem}.bias", bias.shape, 0, bias.tobytes())
+            stacks[layer, matrix], stacks[layer, f"{matrix}_bias"] = stack, bias
+    path = builder.write(tmp_path / "in.gguf")
+
+    repack(path, tmp_path / "out.colibri")
+
+    with colibri_format.open(tmp_path / "out.colibri") as file:
+        assert file.tensors.keys() == f.dense_state("gpt_oss").keys()
+        for layer in range(f.N_LAYERS):
+            for expert in range(f.N_EXPERTS):
+                block = file.expert(layer, expert)
+                data = block.read()
+                assert len(block.segments) == 6
+                for s in block.segments:
+                    part = stacks[layer, s.role.name.lower()][expert]
+                    assert data[s.offset : s.offset + s.size].tobytes() == part.tobytes()
+    with pytest.raises(RepackError) as caught:
+        repack(path, tmp_path / "b.colibri", quant="q8_0")
     assert caught.value.code == "requantize"
 
 

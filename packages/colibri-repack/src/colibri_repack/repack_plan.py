@@ -194,7 +194,8 @@ class _PartPlanner:
 
     def __call__(self, part: Slice, may_quantise: bool) -> Part:
         is_number = part.dtype.is_quantised or part.dtype.name in _FLOATS
-        if self.quant is not Quant.KEEP and part.dtype.name in FP8_DTYPES:
+        is_kept_fp8 = part.dtype.name in FP8_DTYPES and len(part.shape) > 1
+        if self.quant is not Quant.KEEP and is_kept_fp8:
             raise RepackError("bad-quant", f"{part.tensor.file}: tensor {part.tensor.name!r}",
                               f"keeps FP8, and quant is {self.quant.value}",
                               "one of both", "leave out --fp8 keep")  # fmt: skip
