@@ -234,6 +234,16 @@ WRONG: dict[str, tuple[str, Callable[[dict[str, Entry]], None], str]] = {
     "a missing sink": ("gpt_oss", without("model.layers.2.self_attn.sinks"), "missing-tensor"),
     "a missing projection": (
         "deepseek_v3", without("model.layers.2.self_attn.q_b_proj.weight"), "missing-tensor"),
+    "a missing part of the one dense layer": (
+        "deepseek_v3",
+        without("model.layers.0.mlp.up_proj.weight"),
+        "missing-tensor",
+    ),
+    "a missing projection of the one dense layer": (
+        "deepseek_v3",
+        without("model.layers.0.self_attn.kv_b_proj.weight"),
+        "missing-tensor",
+    ),
     "a layer too many": (
         "phimoe",
         with_tensor("model.layers.3.input_layernorm.weight", np.zeros(96, np.float32)),
@@ -336,6 +346,13 @@ def test_gguf_of_an_unknown_architecture_is_recognised(tmp_path: Path) -> None:
     repack(builder.write(tmp_path / "in.gguf"), tmp_path / "out.colibri", family="auto")
 
     check_file(tmp_path / "out.colibri", "minimax_m2", "keep")
+
+
+@pytest.mark.parametrize("family", ["minimax_m2", "gpt_oss"])
+def test_fused_gguf_is_refused_where_its_order_is_not_defined(tmp_path: Path, family: str) -> None:
+    path = gguf_of(family, "fused").write(tmp_path / "in.gguf")
+
+    assert refused(path, tmp_path)[0] == "unsupported-model"
 
 
 def test_auto_takes_the_table_of_a_family_that_has_one(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ class Family:
     `is_described` is whether a `ModelSpec` can say all that a decoder of the family needs; where
     it cannot, the family is repacked only. The members behind it are for such families: `fused`
     and `is_turned` tell how stacks of experts in Hugging Face checkpoints stand (a turned one is
-    `(n_experts, inputs, outputs)`; None: told from the shapes), `packings` which `quant_method`s
+    `(n_experts, inputs, outputs)`; None: told from the shapes), `has_fused_gguf` whether llama.cpp defines
+    `ffn_gate_up_exps` for the architecture, `packings` which `quant_method`s
     of `config.json` the names cover, `prefixes` what stands before the names in multimodal
     checkpoints and what it means, `left_out` the prefixes of tensors of no text model.
     """
@@ -53,6 +54,7 @@ class Family:
     is_described: bool = True
     fused: Fused = Fused.HALVES
     is_turned: bool | None = False
+    has_fused_gguf: bool = False
     packings: frozenset[str] = frozenset()
     prefixes: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ QWEN3NEXT: Final = Family(
     names=_NAMES | names.DENSE_FFN,
     is_moe=True,
     is_described=False,
+    has_fused_gguf=True,
     left_out=("mtp.",),
 )
 QWEN35MOE: Final = Family(
@@ -36,6 +37,7 @@ QWEN35MOE: Final = Family(
     names=_NAMES,
     is_moe=True,
     is_described=False,
+    has_fused_gguf=True,
     prefixes={"model.language_model.": "model."},
     left_out=("mtp.", "model.visual."),
 )

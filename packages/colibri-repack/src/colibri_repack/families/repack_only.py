@@ -43,17 +43,21 @@ class _Layer:
     dense: dict[str, SourceTensor] = field(default_factory=dict)
 
     @property
-    def kind(self) -> tuple[bool, bool, bool]:
-        """What layers must share to have the same tensors: experts, recurrence, a further token."""
-        return (
-            self.experts.n_experts > 0 or "ffn_gate_inp.weight" in self.dense,
-            any(name.startswith("ssm_") for name in self.dense),
-            any(name.startswith("nextn.") for name in self.dense),
-        )
+    def has_experts(self) -> bool:
+        """Whether the layer routes, or should: a router alone tells of experts that are missing."""
+        return self.experts.n_experts > 0 or "ffn_gate_inp.weight" in self.dense
 
-    @property
-    def names(self) -> set[str]:
-        return set(self.dense)
+    def groups(self) -> dict[tuple[str, bool], set[str]]:
+        """The layer's dense tensors by what they depend on: layers alike in that have the same."""
+        attention = ("attention", any(name.startswith("ssm_") for name in self.dense))
+        network = ("network", self.has_experts)
+        further = ("further token", any(name.startswith("nextn.") for name in self.dense))
+        found: dict[tuple[str, bool], set[str]] = {attention: set(), network: set(), further: set()}
+        for name in self.dense:
+            is_network = name.startswith(("ffn_", "exp_probs_b")) and "norm" not in name
+            group = further if name.startswith("nextn.") else network if is_network else attention
+            found[group].add(name)
+        return found
 
 
 class RepackOnlyReader:
@@ -89,7 +93,7 @@ class RepackOnlyReader:
         n_experts = self._n_experts()
         is_moe = n_experts > 0
         self._settle_head()
-        self._check_complete(is_moe)
+        self._check_complete()
         dense = [self._weights(name, None, tensor) for name, tensor in self.globals.items()]
         experts: list[tuple[Mapping[Role, Slice], ...] | None] = []
         facts = self._shape(n_experts)
@@ -168,6 +172,8 @@ class RepackOnlyReader:
             before = len(layer.experts.stacks) + len(layer.experts.singles) + len(layer.dense)
             if not layer.experts.add(match[2], tensor):
                 layer.dense.setdefault(match[2], tensor)
+            elif self.source.format == "gguf" and not self.family.has_fused_gguf:
+                self._refuse_fused(match[2], tensor)
             after = len(layer.experts.stacks) + len(layer.experts.singles) + len(layer.dense)
             is_new = after > before
         if not is_new:
@@ -176,12 +182,23 @@ class RepackOnlyReader:
                               "each tensor once")  # fmt: skip
         return True
 
+    def _refuse_fused(self, name: str, tensor: SourceTensor) -> None:
+        """Forks of llama.cpp put gate first or up first where llama.cpp itself has no such tensor."""
+        if name.startswith("ffn_gate_up_"):
+            raise SourceError(
+                "unsupported-model",
+                f"{tensor.file}: tensor {tensor.name!r}",
+                "holds gate and up together, which of them first is not said",
+                f"ffn_gate_exps and ffn_up_exps in a GGUF of {self.family.architecture}",
+                "convert the model with llama.cpp",
+            )
+
     def _settle_layers(self) -> None:
         """Layers for further tokens are described, but many checkpoints come without them."""
         described = len(self.layers)
         first = described - self.outline.n_extra
         while len(self.layers) > first and not (
-            self.layers[-1].names or self.layers[-1].experts.n_experts
+            self.layers[-1].dense or self.layers[-1].experts.n_experts
         ):
             self.layers.pop()
         if len(self.layers) < described:
@@ -223,24 +240,25 @@ class RepackOnlyReader:
                 "both are kept"
             )
 
-    def _check_complete(self, is_moe: bool) -> None:
-        """Layers of a kind have the same tensors: what one has, the others must have."""
+    def _check_complete(self) -> None:
+        """Layers that are alike have the same tensors: what one has, the others must have."""
         if self.is_auto:
             return
         wanted = [*_GLOBALS, *(["output.weight"] if self.outline.ties_head is False else [])]
         missing = [name for name in wanted if name not in self.globals]
-        by_kind: dict[tuple[bool, bool, bool], set[str]] = defaultdict(set)
+        known: dict[tuple[str, bool], set[str]] = defaultdict(set)
         for layer in self.layers:
-            by_kind[layer.kind] |= layer.names
+            for group, names in layer.groups().items():
+                known[group] |= names
         for number, layer in enumerate(self.layers):
-            required = {"attn_norm.weight"} | by_kind[layer.kind]
-            if is_moe and layer.kind[0]:
+            required = {"attn_norm.weight"}.union(*(known[group] for group in layer.groups()))
+            if layer.has_experts:
                 required |= {"ffn_gate_inp.weight"}
                 if not layer.experts.n_experts:
                     missing.append(f"blk.{number}.ffn_gate_exps.weight")
-            elif not is_moe:
+            else:
                 required |= set(_FFN.values())
-            missing += [f"blk.{number}.{name}" for name in sorted(required - layer.names)]
+            missing += [f"blk.{number}.{name}" for name in sorted(required - layer.dense.keys())]
         if missing:
             raise SourceError("missing-tensor", self.source.path, f"has no {missing[0]!r}",
                               f"{self.family.name} has it, or its other layers have",
