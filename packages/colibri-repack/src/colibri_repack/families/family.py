@@ -25,9 +25,9 @@ class Family:
     `is_described` is whether a `ModelSpec` can say all that a decoder of the family needs; where
     it cannot, the family is repacked only. The members behind it are for such families: `fused`
     and `is_turned` tell how stacks of experts in Hugging Face checkpoints stand (a turned one is
-    `(n_experts, inputs, outputs)`; None: told from the shapes), `has_fused_gguf` whether llama.cpp defines
-    `ffn_gate_up_exps` for the architecture, `packings` which `quant_method`s
-    of `config.json` the names cover, `prefixes` what stands before the names in multimodal
+    `(n_experts, inputs, outputs)`; None: told from the shapes), `has_fused_gguf` whether llama.cpp
+    defines `ffn_gate_up_exps` for the architecture, `packings` which `quant_method`s of
+    `config.json` the names cover, `prefixes` what stands before the names in multimodal
     checkpoints and what it means, `left_out` the prefixes of tensors of no text model.
     """
 

@@ -183,7 +183,7 @@ class RepackOnlyReader:
         return True
 
     def _refuse_fused(self, name: str, tensor: SourceTensor) -> None:
-        """Forks of llama.cpp put gate first or up first where llama.cpp itself has no such tensor."""
+        """Forks of llama.cpp differ in the order where llama.cpp itself has no such tensor."""
         if name.startswith("ffn_gate_up_"):
             raise SourceError(
                 "unsupported-model",
