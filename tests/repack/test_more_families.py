@@ -445,3 +445,22 @@ def test_bfloat16_checkpoint_keeps_its_bytes(tmp_path: Path) -> None:
             for s in block.segments:
                 expected = entry(bf16(experts[2, expert, s.role.name.lower()]))[2]
                 assert data[s.offset : s.offset + s.size].tobytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("blk." + "9" * 5000 + ".attn_q.weight", "unknown-tensors"),
+        ("blk.3.attn_q.weight", "unknown-tensors"),
+        ("blk.01.attn_q.weight", "duplicate-tensor"),
+        ("blk.0.ffn_up.9999999.weight", "tensor-shape"),
+        ("blk.0.ffn_up_exps.scales", "missing-tensor"),
+        ("blk.0.ffn_up_exps.bias", "tensor-shape"),
+    ],
+)
+def test_names_of_places_that_there_are_not_are_refused(
+    tmp_path: Path, name: str, code: str
+) -> None:
+    builder = gguf_of("minimax_m2", "stacked").tensor(name, (4,), 0, bytes(16))
+
+    assert refused(builder.write(tmp_path / "in.gguf"), tmp_path)[0] == code
