@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,3 +64,13 @@ def test_stdout_that_cannot_be_written_is_told(
     assert done.returncode == status
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_names_that_the_terminal_cannot_show_are_escaped() -> None:
+    command = [sys.executable, "-m", "colibri_toolkit", "inspect", "/n\u00fcll.colibri"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0"}
+
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+
+    assert done.returncode == 1
+    assert b"error[file-not-found]: /n\\xfcll.colibri" in done.stderr

@@ -97,7 +97,7 @@ def test_a_tight_plan_carries_the_notes_of_its_slots():
     assert "rounds" in " ".join(plan_memory(56 * MIB, needs_of()).notes)
 
 
-@pytest.mark.parametrize("available", [MIB, 70 * MIB, 10**12])
+@pytest.mark.parametrize("available", [55 * MIB, 70 * MIB, 10**12])
 def test_the_default_budget_works_and_stays_within_what_is_available(available):
     needs = needs_of()
 
@@ -106,6 +106,14 @@ def test_the_default_budget_works_and_stays_within_what_is_available(available):
     plan = plan_memory(budget, needs)
     assert budget <= max(plan.smallest_bytes, 0.8 * available)
     assert budget <= plan.largest_bytes
+
+
+def test_no_budget_is_chosen_that_the_machine_does_not_have():
+    with pytest.raises(BudgetError) as caught:
+        default_budget(needs_of(), MIB)
+
+    assert caught.value.code == "budget-too-small"
+    assert "1 MiB of memory are available" in str(caught.value)
 
 
 def test_without_a_figure_a_budget_must_be_given():

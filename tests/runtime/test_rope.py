@@ -100,3 +100,22 @@ def test_divisors_and_a_scaling_at_once_are_refused() -> None:
         Rope(spec(scaling={"type": "linear", "factor": 2.0}), np.ones(4, np.float32))
 
     assert caught.value.code == "unsupported-rope-scaling"
+
+
+@pytest.mark.parametrize(
+    ("theta", "change"),
+    [
+        (1.0, {}),
+        (1e4, {"beta_fast": 1e308}),
+        (1e4, {"beta_fast": 1e-30}),
+        (1e4, {"original_max_position_embeddings": 1e-38}),
+        (1e4, {"factor": 10**400}),
+    ],
+)
+def test_yarn_of_impossible_numbers_is_refused(theta: float, change: dict[str, Any]) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64} | change
+
+    try:
+        Rope(RopeSpec(theta=theta, n_dims=8, scaling=scaling)).tables(0, 4)
+    except ModelError as error:
+        assert error.code == "unsupported-rope-scaling"

@@ -265,3 +265,52 @@ def _last(tokenizer: Tokenizer, token: int) -> str:
     stream = tokenizer.stream()
     stream.push(token)
     return stream.finish() + stream.finish()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda keys: keys["tokens"].__setitem__(0, "\u0120"), "twice"),
+        (lambda keys: keys["tokens"].__setitem__(0, "zz"), "byte tokens"),
+        (lambda keys: keys["tokens"].__setitem__(-1, "x" * 5000), "5000 characters"),
+        (lambda keys: keys.update(pre=["gpt-2"]), "no text"),
+    ],
+)
+def test_vocabulary_that_would_lose_text_is_refused(change: Any, told: str) -> None:
+    keys = byte_keys()
+    change(keys)
+
+    with pytest.raises(ModelError) as caught:
+        from_keys(keys)
+
+    assert caught.value.code == "bad-tokenizer"
+    assert told in str(caught.value)
+
+
+def test_spm_without_bytes_needs_an_unknown_token() -> None:
+    keys = spm_keys(unknown_token_id=None)
+    keys["tokens"][10] = "zz"
+
+    with pytest.raises(ModelError) as caught:
+        from_keys(keys)
+
+    assert caught.value.code == "bad-tokenizer"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+         "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+         "normalizer": {"type": "Replace", "pattern": {"Regex": "(a*)*$b"}, "content": "x"}},
+    ],
+)  # fmt: skip
+def test_whatever_the_tokenizers_library_raises_is_one_error(record: dict[str, Any]) -> None:
+    data = json.dumps({"version": "1.0", "added_tokens": [], **record}).encode()
+
+    try:
+        load_tokenizer(Files(tokenizer_json=data)).encode("b" + "a" * 40)
+    except ModelError as error:
+        assert error.code == "bad-tokenizer"

@@ -31,7 +31,7 @@ from .layout import (
     block_seed,
     round_up,
 )
-from .model import MODEL_FILE, ModelSpec, MoeSpec, RopeSpec, parse_model
+from .model import MODEL_FILE, ModelSpec, MoeSpec, RopeSpec, is_float32, parse_model
 from .plan import FilePlan, block_padding, plan_layout
 from .reader import Reader
 from .reader import open_file as open
@@ -85,6 +85,7 @@ __all__ = [
     "format_size",
     "get_include",
     "interleave",
+    "is_float32",
     "open",
     "parse_model",
     "parse_size",

@@ -28,7 +28,7 @@ def run_command(
     0 fine, 1 data or I/O failure, 2 usage (errors of the types `usage`, or with one of
     `usage_codes`), 130 interrupted. A reader of stdout that has gone, as `head` does, ends the
     command without a word and with 1; a stdout that cannot be written to is told. Streams that are
-    closed are replaced by the null device.
+    closed are replaced by the null device; characters that their encoding lacks are escaped.
     """
     _open_streams()
     try:
@@ -94,3 +94,7 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        # A file's name may hold what the terminal's encoding has no sign for.
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")

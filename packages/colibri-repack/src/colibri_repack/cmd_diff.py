@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 import colibri_format
-from colibri_format import Difference
+from colibri_format import Difference, printable
 
 from .cmd_shared import EXIT_OK, print_json, run
 
@@ -38,9 +38,9 @@ def _diff(arguments: argparse.Namespace) -> int:
         )
     elif found:
         for difference in found:
-            print(f"{difference.kind}: {difference.what}")
+            print(printable(f"{difference.kind}: {difference.what}"))
             for line in _lines(difference):
-                print(f"  {line}")
+                print(printable(f"  {line}"))
     else:
         print("no difference: geometry, layouts, tensors, files, metadata and blocks are the same")
     return EXIT_DIFFERENT if found else EXIT_OK

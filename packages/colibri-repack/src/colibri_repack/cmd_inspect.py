@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 import colibri_format
-from colibri_format import MODEL_FILE, Expert, Layout, ModelSpec, Reader, parse_model
+from colibri_format import MODEL_FILE, Expert, Layout, ModelSpec, Reader, parse_model, printable
 
 from .cmd_shared import (
     EXIT_OK,
@@ -168,7 +168,7 @@ def _print(
             if arguments.layer is None or tensor.layer == arguments.layer:
                 shape = " x ".join(map(str, tensor.shape))
                 at, size = str(tensor.offset), str(tensor.size)
-                table.add_row(Text(tensor.name), tensor.dtype.name, shape, at, size)
+                table.add_row(Text(printable(tensor.name)), tensor.dtype.name, shape, at, size)
         console.print()
         console.print(table)
     if arguments.blocks:
@@ -181,7 +181,7 @@ def _print(
     if arguments.files:
         table = columns_table("file", "at", "bytes")
         for file in reader.files.values():
-            table.add_row(Text(file.name), str(file.offset), str(file.size))
+            table.add_row(Text(printable(file.name)), str(file.offset), str(file.size))
         console.print()
         console.print(table)
     print_warnings(reader.path, reader.warnings)

@@ -42,7 +42,7 @@ def _main(argv: Sequence[str] | None) -> int:
         parser.error("IN and OUT are given twice")
     if source is None or (target is None and not arguments.dry_run):
         parser.error("IN and OUT are required")
-    output = Path(target or Path(source).with_suffix(".colibri").name)
+    output = Path(target or f"{Path(source).resolve().stem or 'model'}.colibri")
     return _repack(arguments, source, output)
 
 

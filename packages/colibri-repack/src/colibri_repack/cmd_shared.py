@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from colibri_format import ColibriError, format_size, parse_size
+from colibri_format import ColibriError, format_size, parse_size, printable
 from colibri_format.command import EXIT_DATA, EXIT_OK, run_command
 
 from .facts import FileFacts
@@ -185,13 +185,13 @@ def print_rows(rows: list[tuple[str, str]]) -> None:
     """Names and values, a line each, never folded: paths stay whole."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        print(f"{name:<{width}}  {value}")
+        print(printable(f"{name:<{width}}  {value}"))
 
 
 def print_warnings(path: object, warnings: Sequence[str]) -> None:
     """What was found damaged and made good, on stderr, and what restores it."""
     for warning in warnings:
-        print(f"warning: {path}: {warning}", file=sys.stderr)
+        print(printable(f"warning: {path}: {warning}"), file=sys.stderr)
     if warnings:
         print(f"colibri repair {shlex.quote(str(path))} restores it", file=sys.stderr)
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Final
 
 import colibri_format
-from colibri_format import Damage, format_size
+from colibri_format import Damage, format_size, printable
 
 from .cmd_shared import (
     EXIT_DATA,
@@ -62,7 +62,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         return EXIT_DATA if damages else EXIT_OK
     print_warnings(arguments.file, warnings)
     for damage in damages:
-        print(f"error[{damage.code}]: {arguments.file}: {_place(damage)}", file=sys.stderr)
+        text = printable(f"{arguments.file}: {_place(damage)}")
+        print(f"error[{damage.code}]: {text}", file=sys.stderr)
     rate = format_size(int(n_bytes / seconds)) if seconds else "-"
     part = (
         arguments.file if arguments.layer is None else f"{arguments.file}, layer {arguments.layer}"

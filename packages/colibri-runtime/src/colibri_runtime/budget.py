@@ -171,6 +171,7 @@ def default_budget(needs: MemoryNeeds, available_bytes: int | None, *, io_thread
 
     Raises:
         UsageError: `no-memory-figure` when nothing is known of the memory available.
+        BudgetError: `budget-too-small` when even the smallest that works is not available.
     """
     if available_bytes is None:
         raise UsageError(
@@ -181,6 +182,14 @@ def default_budget(needs: MemoryNeeds, available_bytes: int | None, *, io_thread
             "give --memory",
         )
     smallest = total_bytes(needs, 1 if needs.n_blocks else 0, io_threads=io_threads)
+    if smallest > available_bytes:
+        raise BudgetError(
+            needs.where,
+            f"{format_size(available_bytes)} of memory are available",
+            f"the smallest budget that works is {format_size(smallest)}",
+            "free some memory, or give a shorter --context",
+            smallest_bytes=smallest,
+        )
     largest = total_bytes(needs, needs.n_blocks, io_threads=io_threads)
     return max(smallest, min(largest, int(available_bytes * DEFAULT_SHARE)))
 

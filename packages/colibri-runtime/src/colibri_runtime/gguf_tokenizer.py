@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .decoder_errors import ModelError
@@ -17,6 +20,8 @@ _UNKNOWN: Final = 2
 _CONTROL: Final = 3
 _USER_DEFINED: Final = 4
 _SPACE: Final = "\u2581"
+# Real ones stay below 200 characters; cutting one at every place takes the square of its length.
+_MAX_TOKEN: Final = 4096
 
 
 def parse_gguf_keys(data: bytes, where: object) -> dict[str, Any]:
@@ -37,6 +42,26 @@ def parse_gguf_keys(data: bytes, where: object) -> dict[str, Any]:
         ) from error
 
 
+@contextmanager
+def guarded(where: object, doing: str) -> Iterator[None]:
+    """Turns whatever the tokenizers library raises into ModelError `bad-tokenizer`.
+
+    Its panics derive from BaseException, and most of its errors are plain Exceptions.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, ModelError):
+        raise
+    except BaseException as error:
+        raise ModelError(
+            "bad-tokenizer",
+            where,
+            f"{doing} failed ({str(error)[:200]})",
+            "a tokenizer that the tokenizers library can work with",
+            "repack the source again",
+        ) from error
+
+
 class GgufVocabulary:
     """The members of a GGUF that describe its tokenizer, checked for type and length.
 
@@ -52,9 +77,13 @@ class GgufVocabulary:
         if self.kind not in ("gpt2", "llama"):
             self._refuse(f"tokenizer model {self.kind!r}", "gpt2 (byte-level BPE) or llama (SPM)")
         self.pre = keys.get("tokenizer.ggml.pre") or "default"
+        if not isinstance(self.pre, str):
+            self._malformed("pre", "is no text", "the name of a pre-tokenizer")
         if self.kind == "gpt2" and self.pre not in PATTERNS:
             self._refuse(f"pre-tokenizer {self.pre!r}", f"one of {', '.join(sorted(PATTERNS))}")
         self.tokens = self._list("tokens", str)
+        if (longest := max(map(len, self.tokens), default=0)) > _MAX_TOKEN:
+            self._malformed("tokens", f"has one of {longest} characters", f"at most {_MAX_TOKEN}")
         self.types = self._list("token_type", int, len(self.tokens))
         is_spm = self.kind == "llama"
         self.scores = self._list("scores", (int, float), len(self.tokens)) if is_spm else []
@@ -69,19 +98,33 @@ class GgufVocabulary:
 
     def engine(self) -> Engine:
         """The tokenizer; `bad-tokenizer` when its parts do not fit each other."""
-        try:
+        self._check_coverage()
+        with guarded(self.where, "making a tokenizer of vocabulary and merges"):
             made = self._byte_level() if self.kind == "gpt2" else self._sentence_piece()
             made.add_tokens(self._added(is_special=False))
             made.add_special_tokens(self._added(is_special=True))
-        except Exception as error:
-            raise ModelError(
-                "bad-tokenizer",
-                self.where,
-                f"vocabulary and merges do not fit each other ({error})",
-                "merges of tokens that the vocabulary has",
-                "repack the source again",
-            ) from error
         return made
+
+    def _check_coverage(self) -> None:
+        """Raises unless every text has tokens and every token one number: else text is lost."""
+        from tokenizers import pre_tokenizers
+
+        known = set(self.tokens)
+        if len(known) != len(self.tokens):
+            twice = Counter(self.tokens).most_common(1)[0][0]
+            self._malformed("tokens", f"holds {twice!r} twice", "each token once")
+        if self.kind == "gpt2":
+            needed = set(pre_tokenizers.ByteLevel.alphabet())
+        elif self.unknown is None:
+            needed = {f"<0x{byte:02X}>" for byte in range(256)}
+        else:
+            needed = set()
+        if missing := needed - known:
+            self._malformed(
+                "tokens",
+                f"lacks {len(missing)} byte tokens, {min(missing)!r} among them",
+                "a token for each of the 256 bytes",
+            )
 
     def _byte_level(self) -> Engine:
         from tokenizers import Tokenizer, decoders, models

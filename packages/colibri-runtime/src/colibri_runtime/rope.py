@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_format import RopeSpec
+from colibri_format import RopeSpec, is_float32
 
 from .backend import Floats
 from .decoder_errors import ModelError
@@ -113,8 +113,25 @@ def _frequencies(spec: RopeSpec, where: object) -> tuple[NDArray[np.float64], fl
         )
     for name in members - {"truncate"}:
         value = scaling[name]
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        if not is_float32(value) or value <= 0:
             raise _refuse(where, f"rope scaling's {name} is {value!r}", "a positive number")
+    try:
+        with np.errstate(all="ignore"):
+            found, magnitude = _scaled(kind, frequencies, spec, scaling)
+    except (ArithmeticError, ValueError) as error:
+        raise _refuse(
+            where, f"rope scaling {kind!r} cannot be computed ({error})", "numbers of usual size"
+        ) from error
+    if not (np.isfinite(found).all() and is_float32(magnitude)):
+        raise _refuse(
+            where, f"rope scaling {kind!r} gives no finite frequencies", "numbers of usual size"
+        )
+    return found, magnitude
+
+
+def _scaled(
+    kind: str, frequencies: NDArray[np.float64], spec: RopeSpec, scaling: dict[str, Any]
+) -> tuple[NDArray[np.float64], float]:
     if kind == "linear":
         return frequencies / scaling["factor"], 1.0
     if kind == "llama3":

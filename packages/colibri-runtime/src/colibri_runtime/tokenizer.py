@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from .decoder_errors import ModelError
-from .gguf_tokenizer import GgufVocabulary, parse_gguf_keys
+from .gguf_tokenizer import GgufVocabulary, guarded, parse_gguf_keys
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
@@ -37,10 +37,17 @@ class Tokenizer:
     """
 
     def __init__(
-        self, engine: Engine, source: str, prefix: Sequence[int] = (), suffix: Sequence[int] = ()
+        self,
+        engine: Engine,
+        source: str,
+        prefix: Sequence[int] = (),
+        suffix: Sequence[int] = (),
+        *,
+        where: object = "tokenizer",
     ) -> None:
         self._engine = engine
         self.source = source
+        self._where = where
         self._prefix = list(prefix)
         self._suffix = list(suffix)
 
@@ -51,12 +58,14 @@ class Tokenizer:
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Tokens of `text`; with `add_special` bos and eos where this tokenizer sets them."""
-        ids = list(self._engine.encode(text, add_special_tokens=add_special).ids)
+        with guarded(self._where, f"encoding with {self.source}"):
+            ids = list(self._engine.encode(text, add_special_tokens=add_special).ids)
         return [*self._prefix, *ids, *self._suffix] if add_special else ids
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         """Text of `tokens`; bytes that are no UTF-8 come as U+FFFD."""
-        return self._engine.decode(list(tokens), skip_special_tokens=skip_special)
+        with guarded(self._where, f"decoding with {self.source}"):
+            return self._engine.decode(list(tokens), skip_special_tokens=skip_special)
 
     def stream(self, context: Sequence[int] = ()) -> TextStream:
         """A decoder of tokens that come one at a time after those of `context`."""
@@ -110,7 +119,7 @@ def load_tokenizer(file: FileSource) -> Tokenizer:
         engine = vocabulary.engine()
         prefix = _required(vocabulary, "bos") if vocabulary.add_bos else []
         suffix = _required(vocabulary, "eos") if vocabulary.add_eos else []
-        return Tokenizer(engine, GGUF_FILE, prefix, suffix)
+        return Tokenizer(engine, GGUF_FILE, prefix, suffix, where=file.path)
     raise ModelError(
         "missing-tokenizer",
         file.path,
@@ -136,17 +145,9 @@ def _required(vocabulary: GgufVocabulary, name: str) -> list[int]:
 def _from_json(data: bytes, where: object) -> Tokenizer:
     from tokenizers import Tokenizer as Engine
 
-    try:
+    with guarded(where, f"reading {TOKENIZER_FILE}"):
         engine = Engine.from_buffer(data)
-    except Exception as error:
-        raise ModelError(
-            "bad-tokenizer",
-            where,
-            f"{TOKENIZER_FILE} cannot be read ({error})",
-            "a file that the tokenizers library understands",
-            "repack the source again",
-        ) from error
     # What a trainer set for its batches has no place in a prompt.
     engine.no_truncation()
     engine.no_padding()
-    return Tokenizer(engine, TOKENIZER_FILE)
+    return Tokenizer(engine, TOKENIZER_FILE, where=where)

@@ -70,14 +70,14 @@ def read_gguf_model(source: Source, family: Family) -> ModelSpec:
 
 
 def _check_arithmetic(config: Members, head_dim: int) -> None:
-    gating = config.raw("expert_gating_func")
+    gating = config.scalar("expert_gating_func")
     if gating not in (None, 0, _SOFTMAX):
         raise config.unsupported("expert_gating_func", gating, f"{_SOFTMAX} (softmax)")
     # The rest are numbers where 0 and 1 change nothing.
     for name in ("expert_weights_scale", "residual_scale", "embedding_scale", "logit_scale"):
         if _is_set(config, name) and config.number(name) != 1:
             raise config.unsupported(name, config.raw(name), "1")
-    scale = config.raw("attention.scale")
+    scale = config.scalar("attention.scale")
     if isinstance(scale, float) and scale and not math.isclose(scale, head_dim**-0.5, rel_tol=1e-6):
         raise config.unsupported("attention.scale", scale, f"1 / sqrt({head_dim})")
 
@@ -112,7 +112,7 @@ def _rope(config: Members, family: Family, head_dim: int) -> RopeSpec:
 
 
 def _rope_scaling(config: Members) -> dict[str, Any] | None:
-    kind = config.raw("rope.scaling.type")
+    kind = config.scalar("rope.scaling.type")
     if kind is None and _is_set(config, "rope.scale_linear"):
         factor = config.number("rope.scale_linear")
         return None if factor == 1 else {"type": "linear", "factor": _decimal(factor)}
@@ -142,7 +142,7 @@ def _rope_scaling(config: Members) -> dict[str, Any] | None:
 
 def _is_set(config: Members, name: str) -> bool:
     """Whether the number is there and not 0, which GGUF writers use for "none"."""
-    return config.raw(name) not in (None, 0, 0.0)
+    return config.scalar(name) not in (None, 0, 0.0)
 
 
 def _decimal(value: float) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+
+from colibri_format import is_float32
 
 from ..errors import SourceError
 
@@ -41,6 +42,13 @@ class Members:
         """The member as it is, None when absent."""
         return self._values.get(self._prefix + name)
 
+    def scalar(self, name: str) -> object:
+        """The member as it is, None when absent; `bad-config` for an array or an object."""
+        value = self.raw(name)
+        if isinstance(value, (list, dict, np.ndarray)):
+            raise self.bad(name, value, "a single value")
+        return value
+
     def count(
         self, *names: str, default: int | None = None, least: int = 1, most: int = MAX_COUNT
     ) -> int:
@@ -56,15 +64,11 @@ class Members:
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0 within float32's range."""
         name, value = self._find(names, default)
-        try:
-            number = float(value) if type(value) in (int, float) else math.nan  # type: ignore[arg-type]
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number) or number <= 0:
-            raise self.bad(name, value, "a finite number above 0")
-        return number
+        if not is_float32(value) or value <= 0:  # type: ignore[operator]
+            raise self.bad(name, value, "a number above 0 within float32's range")
+        return float(value)  # type: ignore[arg-type]
 
     def flag(self, *names: str, default: bool) -> bool:
         """True or false."""
