@@ -447,6 +447,14 @@ def test_windows_that_change_nothing_are_none(tmp_path: Path) -> None:
         assert model.sliding_window is None
 
 
+def test_mistral_that_is_silent_of_its_window_has_one_of_4096(tmp_path: Path) -> None:
+    silent = read_hf(tmp_path / "a", "mistral", sliding_window=..., max_position_embeddings=32768)
+    none = read_hf(tmp_path / "b", "mistral", max_position_embeddings=32768)
+
+    assert silent.model.sliding_window == 4096
+    assert none.model.sliding_window is None
+
+
 def gguf_with(name: str, key: str, kind: int, item: Any) -> g.GgufBuilder:
     return gguf_model(name).add(key, kind, item)
 

@@ -49,6 +49,7 @@ class Family:
     default_head_dim: int | None = None
     default_rope_theta: float = 10_000.0
     default_rms_norm_eps: float = 1e-6
+    default_sliding_window: int = 0
     hf_aliases: tuple[str, ...] = ()
     model_type_aliases: tuple[str, ...] = ()
     is_described: bool = True

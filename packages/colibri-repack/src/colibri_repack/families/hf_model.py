@@ -150,7 +150,8 @@ def _sliding_window(
         return None
     if family.model_type not in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mixtral", "mistral"):
         return None
-    window = config.count("sliding_window", default=0, least=0)
+    default = 0 if config.is_said("sliding_window") else family.default_sliding_window
+    window = config.count("sliding_window", default=default, least=0)
     if not window or window >= context_length:
         return None
     # Qwen3-MoE, Mixtral and Mistral have the window in every layer, the others where layer_types

@@ -16,4 +16,5 @@ MISTRAL: Final = Family(
     is_moe=False,
     gguf_rope_style="interleaved",
     has_output_bias=False,
+    default_sliding_window=4096,
 )
