@@ -24,6 +24,8 @@ from .tensor import SourceTensor
 MAGIC: Final = b"GGUF"
 DEFAULT_ALIGNMENT: Final = 32
 MAX_RANK: Final = 4
+MAX_RECORDS: Final = 400_000
+MAX_ELEMENTS: Final = 20_000_000
 MAX_SIZE: Final = 2**62
 _MIN_KEY_VALUE_BYTES: Final = 8 + 4 + 1
 _MIN_TENSOR_BYTES: Final = 8 + 4 + 4 + 8
@@ -74,8 +76,8 @@ class GgufHeader:
 def parse_gguf_header(files: InputFiles, path: Path, file_size: int) -> GgufHeader:
     """The checked header of the GGUF file `path` of `file_size` bytes.
 
-    Holds the header's bytes and what they say, at most a few hundred MB for the most hostile
-    header, about 60 MB for a vocabulary of 262,144 tokens.
+    Holds the header's bytes and what they say, at most some 350 MB for the most hostile header,
+    about 60 MB for a vocabulary of 262,144 tokens.
 
     Raises:
         SourceError: with a code `gguf-...` for each way a header can be wrong.
@@ -127,6 +129,8 @@ def _read_version(cursor: GgufCursor) -> int:
 
 
 def _check_count(cursor: GgufCursor, what: str, count: int, least_bytes: int) -> None:
+    if count > MAX_RECORDS:
+        raise cursor.error("gguf-count", f"{count} {what} are announced", f"at most {MAX_RECORDS}")
     if count * least_bytes > cursor.remaining:
         raise cursor.error(
             "gguf-count",
@@ -162,6 +166,14 @@ def _read_array(cursor: GgufCursor, key: str) -> KeyValue:
                            "types 0 to 12 are defined")  # fmt: skip
     count = cursor.u64(f"the length of {key!r}")
     least = 8 if kind == _STRING else _SCALARS[kind][2].itemsize
+    # A string becomes an object of its own, which weighs as much as some ten numbers.
+    cursor.n_elements += count * (10 if kind == _STRING else 1)
+    if cursor.n_elements > MAX_ELEMENTS:
+        raise cursor.error(
+            "gguf-array-length",
+            f"{key!r} has {count} elements",
+            f"arrays of at most {MAX_ELEMENTS} numbers in all, a string counting as ten",
+        )
     if count * least > cursor.remaining:
         raise cursor.error(
             "gguf-array-length",
