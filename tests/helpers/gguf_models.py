@@ -10,7 +10,8 @@ from helpers.gguf_builder import F32, STRING, U32, GgufBuilder
 from helpers.random_models import CONFIGS, State, random_state
 
 ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "olmoe": "olmoe",
-                 "mixtral": "llama", "llama": "llama", "qwen3": "qwen3"}  # fmt: skip
+                 "mixtral": "llama", "llama": "llama", "qwen3": "qwen3", "qwen2": "qwen2",
+                 "mistral": "llama"}  # fmt: skip
 _PARTS = (
     ("model.embed_tokens.", "token_embd."),
     ("model.norm.", "output_norm."),

@@ -151,7 +151,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
             scaling=scaling and {"type": scaling["rope_type"], **_without(scaling, "rope_type")},
         ),
         ffn_size=config["intermediate_size"] if has_dense else 0,
-        attention_bias=kind == "qwen2_moe",
+        attention_bias=kind in ("qwen2", "qwen2_moe"),
         qk_norm={"qwen3": "head", "qwen3_moe": "head", "olmoe": "full"}.get(kind, "none"),
         clip_qkv=config.get("clip_qkv"),
         sliding_window=config.get("sliding_window"),

@@ -137,6 +137,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "llama-linear": {**_LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 3.0}},
     "qwen3": _QWEN3,
+    "qwen2": {
+        **_COMMON,
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "intermediate_size": 136,
+        "use_sliding_window": False,
+        "tie_word_embeddings": True,
+    },
+    "mistral": {
+        **_LLAMA,
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": None,
+    },
+    "mistral-window": {
+        **_LLAMA,
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 9,
+    },
 }
 
 
@@ -177,7 +197,7 @@ def random_state(name: str) -> State:
         vector(f"{prefix}.input_layernorm.weight", hidden)
         for part, rows in (("q", n_query), ("k", n_key), ("v", n_key)):
             matrix(f"{prefix}.self_attn.{part}_proj.weight", rows, hidden, 1.5)
-            if kind == "qwen2_moe":
+            if kind in ("qwen2", "qwen2_moe"):
                 vector(f"{prefix}.self_attn.{part}_proj.bias", rows, 0.0)
         matrix(f"{prefix}.self_attn.o_proj.weight", hidden, n_query)
         if kind in ("qwen3", "qwen3_moe", "olmoe"):
@@ -185,7 +205,7 @@ def random_state(name: str) -> State:
             vector(f"{prefix}.self_attn.q_norm.weight", n_query if is_full else head_dim)
             vector(f"{prefix}.self_attn.k_norm.weight", n_key if is_full else head_dim)
         vector(f"{prefix}.post_attention_layernorm.weight", hidden)
-        is_dense = kind in ("llama", "qwen3") or layer in config.get("mlp_only_layers", ())
+        is_dense = "num_experts_per_tok" not in config or layer in config.get("mlp_only_layers", ())
         if is_dense:
             network(f"{prefix}.mlp", config["intermediate_size"], plain)
             continue

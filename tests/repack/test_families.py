@@ -113,6 +113,9 @@ FAMILY_FACTS: dict[str, dict[str, Any]] = {
     "mixtral-window": {"family": "llama", "sliding_window": 9},
     "llama": {"family": "llama", "moe": None, "tie_embeddings": False},
     "qwen3": {"family": "qwen3", "moe": None, "tie_embeddings": True, "qk_norm": "head"},
+    "qwen2": {"family": "qwen2", "moe": None, "attention_bias": True, "sliding_window": None},
+    "mistral": {"family": "llama", "moe": None, "sliding_window": None},
+    "mistral-window": {"family": "llama", "moe": None, "sliding_window": 9},
 }
 
 
@@ -442,6 +445,14 @@ def test_windows_that_change_nothing_are_none(tmp_path: Path) -> None:
     ):
         model = read_hf(tmp_path / str(number), name, **config).model
         assert model.sliding_window is None
+
+
+def test_mistral_that_is_silent_of_its_window_has_one_of_4096(tmp_path: Path) -> None:
+    silent = read_hf(tmp_path / "a", "mistral", sliding_window=..., max_position_embeddings=32768)
+    none = read_hf(tmp_path / "b", "mistral", max_position_embeddings=32768)
+
+    assert silent.model.sliding_window == 4096
+    assert none.model.sliding_window is None
 
 
 def gguf_with(name: str, key: str, kind: int, item: Any) -> g.GgufBuilder:

@@ -153,6 +153,15 @@ HOSTILE = {
     "version 4": (with_version(4), "gguf-version"),
     "tensor count near 2^63": (with_counts(2**63 - 1, None), "gguf-count"),
     "tensor count 2^64 - 1": (with_counts(2**64 - 1, None), "gguf-count"),
+    "more keys than any model has": (with_counts(None, 400_001), "gguf-count"),
+    "more numbers than any model has": (
+        raw_pair(struct.pack("<IIQ", 9, 0, 20_000_001)),
+        "gguf-array-length",
+    ),
+    "more strings than any model has": (
+        raw_pair(struct.pack("<IIQ", 9, 8, 2_000_001)),
+        "gguf-array-length",
+    ),
     "key count near 2^63": (with_counts(None, 2**63), "gguf-count"),
     "more keys than there are": (with_counts(None, 2), "gguf-name"),
     "key length past the end": (
@@ -178,7 +187,7 @@ HOSTILE = {
         plain().add("general.architecture", g.STRING, "x").build(),
         "gguf-duplicate-key",
     ),
-    "split": (plain().add("split.count", g.U16, 2).build(), "gguf-split"),
+    "a part by its keys alone": (plain().add("split.count", g.U16, 2).build(), "gguf-split"),
     "alignment 0": (aligned(g.U32, 0), "gguf-alignment"),
     "alignment 48": (aligned(g.U32, 48), "gguf-alignment"),
     "alignment as text": (aligned(g.STRING, "32"), "gguf-alignment"),

@@ -74,3 +74,40 @@ def test_changed_hugging_face_folder(
     (folder / target).write_bytes(mutate(data, size, changes))
 
     is_refused_or_planned(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "header"])
+def test_more_values_than_any_checkpoint_has_are_refused_before_they_are_parsed(
+    name: str, tmp_path: Path
+) -> None:
+    write_folder(tmp_path, random_state("qwen3"), CONFIGS["qwen3"])
+    bomb = b'{"a":[' + b"[]," * (3_000_001 if name == "header" else 700_000) + b"0]}"
+    if name == "header":
+        data = len(bomb).to_bytes(8, "little") + bomb
+        (tmp_path / "model.safetensors").write_bytes(data)
+    else:
+        (tmp_path / name).write_bytes(bomb)
+
+    with pytest.raises(ColibriError) as caught:
+        plan(tmp_path)
+
+    assert caught.value.code in ("bad-config", "safetensors-index", "safetensors-json")
+    assert "values" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["general.architecture", "attention.clamp_kqv", "expert_gating_func", "rope.scaling.type",
+     "rope.scale_linear", "attention.scale", "logit_scale"],
+)  # fmt: skip
+def test_gguf_array_where_a_single_value_is_due_is_refused(key: str, tmp_path: Path) -> None:
+    builder = gguf_model("qwen3moe")
+    name = key if key.startswith("general") else f"qwen3moe.{key}"
+    builder.add(name, g.ARRAY, (g.F32, [1.0, 2.0]))
+    path = tmp_path / "m.gguf"
+    builder.write(path)
+
+    with pytest.raises(ColibriError) as caught:
+        plan(path)
+
+    assert caught.value.code in ("bad-config", "unknown-family", "gguf-duplicate-key")

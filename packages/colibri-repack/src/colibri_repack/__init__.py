@@ -1,6 +1,7 @@
 """Repacks safetensors and GGUF checkpoints into .colibri files within a memory limit."""
 
 from .api import plan, repack
+from .decoding import Fp8Form
 from .errors import RepackError, SourceError
 from .facts import BlockSize, FileFacts, TypeTotal, facts_of_file, facts_of_plan
 from .families import FAMILIES, Checkpoint, Family, read_checkpoint
@@ -17,6 +18,7 @@ __all__ = [
     "Checkpoint",
     "Family",
     "FileFacts",
+    "Fp8Form",
     "Imatrix",
     "Quant",
     "RepackError",

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .convert import Progress, check_output, convert
+from .decoding import Fp8Form
 from .families import Checkpoint, read_checkpoint
 from .imatrix import Imatrix
 from .part_plan import Conversion
@@ -30,7 +31,8 @@ def plan(source: SourceLike, options: RepackOptions | None = None) -> RepackPlan
             `read_checkpoint` and `plan_repack`.
     """
     with _opened(source) as opened:
-        return _planned(opened, read_checkpoint(opened), options or RepackOptions())
+        options = options or RepackOptions()
+        return _planned(opened, _checkpoint(opened, options), options)
 
 
 def repack(
@@ -42,6 +44,8 @@ def repack(
     may_requantise: bool = False,
     imatrix: str | os.PathLike[str] | None = None,
     alignment: int = MIN_ALIGNMENT,
+    family: str | None = None,
+    fp8: str | Fp8Form = Fp8Form.BF16,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> RepackReport:
@@ -62,9 +66,11 @@ def repack(
             dense_quant=None if dense_quant is None else Quant.of(dense_quant),
             may_requantise=may_requantise,
             imatrix=matrix,
+            family=family,
+            fp8=Fp8Form.of(fp8),
         )
         check_output(opened, output, *([matrix.path] if matrix else []))
-        planned = _planned(opened, read_checkpoint(opened), options)
+        planned = _planned(opened, _checkpoint(opened, options), options)
         start = time.perf_counter()
         uuid = convert(planned, opened, output, overwrite=overwrite, progress=progress)
         seconds = time.perf_counter() - start
@@ -94,6 +100,10 @@ def opened_imatrix(path: str | os.PathLike[str] | None) -> Iterator[Imatrix | No
         yield matrix
     finally:
         matrix.close()
+
+
+def _checkpoint(source: Source, options: RepackOptions) -> Checkpoint:
+    return read_checkpoint(source, family=options.family, fp8=options.fp8)
 
 
 @contextmanager

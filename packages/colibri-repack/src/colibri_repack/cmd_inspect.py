@@ -97,6 +97,7 @@ def _record(
         "file": str(reader.path),
         "uuid": str(reader.uuid),
         **facts.to_record(),
+        "has_model": model is not None,
         "context_length": model.context_length if model else None,
         "layouts": [record for layer in layers for record in _layouts(reader, layer)],
         "metadata": reader.metadata,
@@ -142,7 +143,10 @@ def _print(
     layers: list[int],
     arguments: argparse.Namespace,
 ) -> None:
-    print_rows([*facts_rows(facts), ("uuid", str(reader.uuid))])
+    rows = [*facts_rows(facts), ("uuid", str(reader.uuid))]
+    if MODEL_FILE not in reader.files:
+        rows.insert(1, ("model", f"not described (no {MODEL_FILE}): engines cannot run this file"))
+    print_rows(rows)
     table = columns_table("layers", "experts", "segment", "dtype", "shape", "at", "bytes")
     for first, last in _runs(reader, layers):
         layouts = layouts_of_layer(reader, first)

@@ -21,6 +21,8 @@ from .cmd_shared import (
     run,
     size_argument,
 )
+from .decoding import Fp8Form
+from .families import AUTO, FAMILIES
 from .quantise import Quant
 from .repack_plan import MIN_ALIGNMENT, RepackOptions
 from .report import RepackReport
@@ -53,6 +55,8 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 dense_quant=Quant.of(arguments.dense_quant) if arguments.dense_quant else None,
                 may_requantise=arguments.allow_requantize,
                 imatrix=imatrix,
+                family=arguments.family,
+                fp8=Fp8Form.of(arguments.fp8),
             )
             report = RepackReport.of(plan(source, options), Path(source), output)
     else:
@@ -65,6 +69,8 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 may_requantise=arguments.allow_requantize,
                 imatrix=arguments.imatrix,
                 alignment=arguments.block_size,
+                family=arguments.family,
+                fp8=arguments.fp8,
                 overwrite=arguments.force,
                 progress=progress,
             )
@@ -128,6 +134,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--imatrix", metavar="FILE", help="importance matrix of llama.cpp, of either form"
+    )
+    parser.add_argument(
+        "--fp8",
+        choices=[form.value for form in Fp8Form],
+        default=Fp8Form.BF16.value,
+        help="what FP8 weights with block scales become: bf16 (default), f32, or kept as they are",
+    )
+    parser.add_argument(
+        "--family",
+        choices=[AUTO, *(family.name for family in FAMILIES)],
+        metavar="NAME",
+        help="the family's table to use instead of the one the source names; auto recognises "
+        "experts of unknown families by names and shapes, and prints the mapping",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")

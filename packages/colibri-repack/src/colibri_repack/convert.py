@@ -129,10 +129,10 @@ class _Copier:
         is_copy = part.conversion is Conversion.COPY
         step = TILE_BYTES if is_copy else _convert_bytes(part)
         weights = part.importance.read() if part.importance else None
-        name, base, size = part.source.tensor.name, part.source.offset, part.source.size
+        size = part.source.size
         for start in range(0, size, step):
             tile = self._tile[: min(step, size - start)]
-            self._source.read_into(name, base + start, tile.data)
+            part.source.read_into(self._source, start, tile.data)
             out = tile if is_copy else _converted(part, tile, start, weights)
             sink.write(out)
             self._report(out.nbytes)
@@ -164,9 +164,8 @@ def _converted(
         return recode(tile, dtype, part.dtype, columns=part.source.shape[-1], weights=weights)
     except ElementError as error:
         where = f"{part.source.tensor.file}: tensor {part.source.tensor.name!r}"
-        first = (part.source.offset + start) // dtype.block_bytes * dtype.block_elements
-        index = np.unravel_index(first + error.index, part.source.tensor.shape)
-        place = [int(i) for i in index]
+        first = start // dtype.block_bytes * dtype.block_elements
+        place = list(part.source.place(first + error.index))
         if not error.is_finite:
             value = element(tile, dtype, error.index)
             raise SourceError("not-finite", where, f"element {place} is {value}",

@@ -46,7 +46,7 @@ class FileFacts:
 
     `token_bytes` are the blocks that one token reads when none is in memory: top_k padded blocks
     of every layer that has blocks (a dense model reads its single one; the largest ones where
-    experts of a layer differ). Both are None for a file that describes no model. `dense_bytes`
+    experts of a layer differ). Both are None for a file that says nothing of it. `dense_bytes`
     are read once. `padding_share` is the part of the blocks' padded extents that holds no weights.
     """
 
@@ -72,24 +72,31 @@ class FileFacts:
         return asdict(self)
 
 
-def facts_of_plan(plan: FilePlan, model: ModelSpec, family: str) -> FileFacts:
+def facts_of_plan(plan: FilePlan, top_k: int | None, family: str) -> FileFacts:
     """The facts of a file that is planned."""
-    return _facts(plan, plan.tensors, plan.files, model, family)
+    return _facts(plan, plan.tensors, plan.files, top_k, family)
 
 
 def facts_of_file(reader: Reader, model: ModelSpec | None, family: str) -> FileFacts:
     """The facts of a file that is open."""
-    return _facts(reader, reader.tensors.values(), reader.files.values(), model, family)
+    top_k: int | None = None
+    if model is not None:
+        top_k = model.moe.top_k if model.moe else 1
+    else:
+        # Files of families that are repacked only have the number in their metadata.
+        said = reader.metadata.get("top_k")
+        if type(said) is int and 0 < said <= reader.geometry.n_experts:
+            top_k = said
+    return _facts(reader, reader.tensors.values(), reader.files.values(), top_k, family)
 
 
 def _facts(
     file: FilePlan | Reader,
     tensors: Iterable[DenseTensor],
     entries: Iterable[FileEntry],
-    model: ModelSpec | None,
+    top_k: int | None,
     family: str,
 ) -> FileFacts:
-    top_k = None if model is None else model.moe.top_k if model.moe else 1
     alignment = file.geometry.alignment
     layers_of: dict[int, list[int]] = {}
     types: dict[str, list[int]] = {}

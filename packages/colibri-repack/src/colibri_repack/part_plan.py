@@ -9,8 +9,9 @@ from typing import Final
 
 from colibri_format import DTYPES, DType, Role
 
+from .decoding import FP8_DTYPES, Slice
 from .errors import RepackError
-from .families import Checkpoint, Slice, is_matrix
+from .families import Checkpoint, is_matrix
 from .imatrix import Imatrix, Importance
 from .quantise import MixFacts, Quant, fitting, is_value, mixed
 from .recode import RECODABLE
@@ -85,6 +86,7 @@ class PartPlanner:
         """
         if self.dense_quant is Quant.KEEP:
             return Part(part, Conversion.COPY, part.dtype)
+        _refuse_kept_fp8(part, self.dense_quant)
         if not is_matrix(name):
             return self._plain(part)
         return self._matrix(self.dense_quant, name, layer or 0, part, None)
@@ -93,6 +95,7 @@ class PartPlanner:
         """The segment `role` of an expert; raises as `dense`."""
         if self.quant is Quant.KEEP:
             return Part(part, Conversion.COPY, part.dtype)
+        _refuse_kept_fp8(part, self.quant)
         if role not in _MATRIX_ROLES:
             return self._plain(part)
         suffix = "_exps" if self._n_experts > 1 else ""
@@ -123,7 +126,7 @@ class PartPlanner:
         """
         if part.dtype.name not in ("f32", "f16", "bf16"):
             return Part(part, Conversion.COPY, part.dtype)
-        return Part(part, Conversion.RECODE, DTYPES["f32"])
+        return Part(part.as_f32(), Conversion.RECODE, DTYPES["f32"])
 
     def _matrix(self, quant: Quant, name: str, layer: int, part: Slice, expert: int | None) -> Part:
         n_columns = part.shape[-1]
@@ -143,7 +146,7 @@ class PartPlanner:
             )
             if importance is None:
                 self._unweighed[name] = None
-        return Part(part, Conversion.RECODE, dtype, importance)
+        return Part(part.as_f32(), Conversion.RECODE, dtype, importance)
 
     def _n_matrices(self, name: str) -> int:
         return self._n_experts if name.endswith("_exps.weight") else 1
@@ -170,6 +173,13 @@ class PartPlanner:
                 "with --allow-requantize",
             )
         self._requantised[part.dtype.name] = self._requantised.get(part.dtype.name, 0) + 1
+
+
+def _refuse_kept_fp8(part: Slice, quant: Quant) -> None:
+    if part.dtype.name in FP8_DTYPES and len(part.shape) > 1:
+        raise RepackError("bad-quant", f"{part.tensor.file}: tensor {part.tensor.name!r}",
+                          f"keeps FP8, and quant is {quant.value}",
+                          "one of both", "leave out --fp8 keep")  # fmt: skip
 
 
 def some(names: Iterable[str], most: int = 6) -> str:

@@ -19,6 +19,7 @@ from colibri_format import (
     plan_layout,
 )
 
+from .decoding import Fp8Form
 from .errors import RepackError
 from .families import Checkpoint, DenseWeight
 from .imatrix import Imatrix
@@ -33,6 +34,7 @@ _WORKING_BYTES: Final = 64 * 2**20
 _PER_EMBEDDED_BYTE: Final = 10
 _PER_PART_BYTES: Final = 2048
 _RECODING_BYTES: Final = 12 * 2**20  # a piece's output, threads; measured, rounded up
+_DECODING_BYTES: Final = 24 * 2**20
 MAX_GOOD_PADDING: Final = 0.05
 MAX_GOOD_INDEX: Final = 100 * 2**20
 MIN_ALIGNMENT: Final = 4096
@@ -44,6 +46,8 @@ class RepackOptions:
 
     `dense_quant`: the same for dense tensors, None for as `quant`. `may_requantise`: whether
     quantised matrices may be quantised again. `imatrix`: open importance matrix.
+    `family`: a family's name or `auto`, None for what the source says; `fp8`: what weights with
+    FP8 block scales become.
     """
 
     quant: Quant = Quant.KEEP
@@ -51,6 +55,8 @@ class RepackOptions:
     dense_quant: Quant | None = None
     may_requantise: bool = False
     imatrix: Imatrix | None = None
+    family: str | None = None
+    fp8: Fp8Form = Fp8Form.BF16
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +149,10 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         ]
         layouts.append(_layer_layout(source, layer_jobs, sorted((experts or ({},))[0])))
         blocks += layer_jobs
-    embedded = (_model_file(checkpoint), *source.embedded)
+    embedded = (*_model_files(checkpoint), *source.embedded)
     plan_file = partial(
         plan_layout,
-        n_layers=checkpoint.model.n_layers,
+        n_layers=checkpoint.n_layers,
         n_experts=checkpoint.n_experts,
         layer_layouts=layouts,
         tensors=[_tensor_spec(weight, part) for weight, part in dense],
@@ -166,6 +172,7 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         + _PER_PART_BYTES * len(planned_parts)
         + 2 * file.index_bytes
         + _RECODING_BYTES * any(part.conversion is Conversion.RECODE for part in planned_parts)
+        + _DECODING_BYTES * any(part.source.decoder for part in planned_parts)
     )
     return RepackPlan(
         checkpoint=checkpoint,
@@ -207,9 +214,20 @@ def _tensor_spec(weight: DenseWeight, part: Part) -> TensorSpec:
     return TensorSpec(weight.name, part.dtype, weight.part.shape, weight.layer)
 
 
-def _model_file(checkpoint: Checkpoint) -> EmbeddedFile:
+def _parts_of(
+    dense: Sequence[tuple[DenseWeight, Part]], blocks: Sequence[BlockJob]
+) -> Iterator[Part]:
+    for _, part in dense:
+        yield part
+    for job in blocks:
+        yield from job.parts
+
+
+def _model_files(checkpoint: Checkpoint) -> tuple[EmbeddedFile, ...]:
+    if checkpoint.model is None:
+        return ()
     data = checkpoint.model.to_bytes()
-    return EmbeddedFile(MODEL_FILE, len(data), lambda: data)
+    return (EmbeddedFile(MODEL_FILE, len(data), lambda: data),)
 
 
 def _in_file_order(
@@ -245,15 +263,17 @@ def _metadata(
 ) -> dict[str, Any]:
     """Descriptive only, the same for the same input: base names, no dates, no folders."""
     types: dict[str, dict[str, int]] = {}
-    for part in [part for _, part in dense] + [part for job in blocks for part in job.parts]:
+    for part in _parts_of(dense, blocks):
         total = types.setdefault(part.dtype.name, {"bytes": 0, "tensors": 0})
         total["bytes"] += part.size
         total["tensors"] += 1
     names = dict.fromkeys(
-        part.source.tensor.file.name
-        for part in [p for _, p in dense] + [p for job in blocks for p in job.parts]
+        tensor.file.name for part in _parts_of(dense, blocks) for tensor in part.source.inputs
     )
+    # Without a model nothing else tells how many experts a token reads.
+    routing = {"top_k": checkpoint.top_k} if checkpoint.model is None else {}
     return {
+        **routing,
         "dropped_tensors": list(checkpoint.dropped),
         "family": checkpoint.family.name,
         "order": "layer-major",

@@ -42,7 +42,7 @@ class RepackReport:
             source=source,
             output=output,
             quant=plan.options.quant.value,
-            facts=facts_of_plan(plan.file, checkpoint.model, checkpoint.family.name),
+            facts=facts_of_plan(plan.file, checkpoint.top_k, checkpoint.family.name),
             payload_bytes=plan.payload_bytes,
             peak_memory_bytes=plan.peak_memory_bytes,
             notes=plan.notes,

@@ -3,78 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from colibri_format import DType, FormatError, ModelSpec, Role, parse_model
+from colibri_format import FormatError, ModelSpec, Role, parse_model
 
+from ..decoding import Fp8Form, Slice
 from ..errors import SourceError
 from ..sources import Source, SourceTensor
 from .family import Family
+from .fp8_weights import SCALE_SUFFIX, Weights, check_quantisation
 from .gguf_model import read_gguf_model
 from .hf_model import hf_dense_layers, read_hf_model
 from .members import Members
 from .names import FUSED, ROPE_FREQS, split_name
-from .registry import find_family
+from .outline import read_outline
+from .parts import Checkpoint, DenseWeight, is_same
+from .registry import choose_family
+from .repack_only import RepackOnlyReader
 from .weights import Wanted, wanted_globals, wanted_in_layer
 
 _FLOATS: Final = frozenset({"f32", "f16", "bf16"})
 _MATRIX_ROLES: Final = {Role.GATE: "gate", Role.UP: "up", Role.DOWN: "down"}
+_SCALE_ROLES: Final = {
+    Role.GATE: Role.GATE_SCALE,
+    Role.UP: Role.UP_SCALE,
+    Role.DOWN: Role.DOWN_SCALE,
+}
 _MAX_LISTED: Final = 10
-_TILE_BYTES: Final = 4 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A C-contiguous part of a source tensor: `shape` from byte `offset` of `tensor` on."""
-
-    tensor: SourceTensor
-    offset: int
-    shape: tuple[int, ...]
-
-    @property
-    def dtype(self) -> DType:
-        """The source's encoding."""
-        return self.tensor.dtype
-
-    @property
-    def size(self) -> int:
-        """Bytes in the source."""
-        return self.dtype.size_bytes(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class DenseWeight:
-    """A dense tensor under its canonical name."""
-
-    name: str
-    layer: int | None
-    part: Slice
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What a source holds, whatever it called it.
-
-    `experts[layer][expert]` maps roles to slices; None for layers without experts. A dense model
-    has one expert a layer. `dropped` are source tensors that engines compute by themselves.
-    """
-
-    family: Family
-    model: ModelSpec
-    dense: tuple[DenseWeight, ...]
-    experts: tuple[tuple[Mapping[Role, Slice], ...] | None, ...]
-    dropped: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def n_experts(self) -> int:
-        """Experts of a layer; 1 for dense models."""
-        return self.model.moe.n_experts if self.model.moe else 1
-
-
-def read_checkpoint(source: Source) -> Checkpoint:
+def read_checkpoint(
+    source: Source, *, family: str | None = None, fp8: Fp8Form = Fp8Form.BF16
+) -> Checkpoint:
     """`source` in canonical form, complete and of the shapes that its description asks for.
+
+    `family` names one of `FAMILIES`, or is `auto`: experts of a family that is not known are
+    recognised by names and shapes. By default the source says its family. `fp8` is what weights
+    with FP8 block scales become.
 
     Reads tensor data in one case: embeddings said to be tied with a head that is there too are
     compared, and a head that differs is kept.
@@ -84,10 +50,14 @@ def read_checkpoint(source: Source) -> Checkpoint:
             `unknown-tensors`, `missing-tensor`, `duplicate-tensor`, `tensor-shape`,
             `unsupported-dtype`.
     """
-    family = find_family(source)
+    chosen, is_auto = choose_family(source, family)
+    weights = Weights(source, check_quantisation(source, chosen.packings), fp8)
+    if not chosen.is_described:
+        outline = read_outline(source, chosen.architecture, chosen.default_tie)
+        return RepackOnlyReader(source, chosen, outline, weights, is_auto).read()
     read_model = read_gguf_model if source.format == "gguf" else read_hf_model
-    model = _checked(read_model(source, family), source)
-    return _Reader(source, family, model).read()
+    model = _checked(read_model(source, chosen), source)
+    return _Reader(source, chosen, model, weights).read()
 
 
 def _checked(model: ModelSpec, source: Source) -> ModelSpec:
@@ -102,8 +72,9 @@ def _checked(model: ModelSpec, source: Source) -> ModelSpec:
 class _Reader:
     """Takes each tensor out of `left` when its place is known; what stays is not understood."""
 
-    def __init__(self, source: Source, family: Family, model: ModelSpec) -> None:
+    def __init__(self, source: Source, family: Family, model: ModelSpec, weights: Weights) -> None:
         self.source = source
+        self.weights = weights
         self.family = family
         self.model = model
         self.dropped: list[str] = []
@@ -115,19 +86,18 @@ class _Reader:
         self._settle_head()
         dense: list[DenseWeight] = []
         experts: list[tuple[Mapping[Role, Slice], ...] | None] = []
-        dense.extend(
-            self._take(wanted)
-            for wanted in wanted_globals(self.model)
-            if wanted.name != "output.weight" or not self.model.tie_embeddings
-        )
+        for wanted in wanted_globals(self.model):
+            if wanted.name != "output.weight" or not self.model.tie_embeddings:
+                dense.extend(self._take(wanted))
         if ROPE_FREQS in self.left:
-            dense.append(self._take(Wanted(ROPE_FREQS, None, ((self.model.rope.n_dims // 2,),))))
+            dense.extend(self._take(Wanted(ROPE_FREQS, None, ((self.model.rope.n_dims // 2,),))))
         for layer in range(self.model.n_layers):
             is_moe = self.model.moe is not None and layer not in dense_layers
             wanted_here = wanted_in_layer(
                 self.model, self.family, layer, is_moe, self._has_output_bias(layer)
             )
-            dense.extend(map(self._take, wanted_here))
+            for wanted in wanted_here:
+                dense.extend(self._take(wanted))
             if is_moe:
                 experts.append(self._take_experts(layer))
             elif self.model.moe is None:
@@ -135,13 +105,18 @@ class _Reader:
             else:
                 experts.append(None)
         self._refuse_unknown([tensor.name for tensor in self.left.values()])
+        moe = self.model.moe
         return Checkpoint(
-            self.family,
-            self.model,
-            tuple(dense),
-            tuple(experts),
-            tuple(self.dropped),
-            tuple(self.notes),
+            family=self.family,
+            # Engines have no place for scales beside dense tensors.
+            model=None if self.weights.keeps_scales else self.model,
+            n_layers=self.model.n_layers,
+            n_experts=moe.n_experts if moe else 1,
+            top_k=moe.top_k if moe else 1,
+            dense=tuple(dense),
+            experts=tuple(experts),
+            dropped=tuple(self.dropped),
+            notes=(*self.notes, *self.weights.notes()),
         )
 
     def _by_canonical_name(self) -> dict[str, SourceTensor]:
@@ -155,7 +130,7 @@ class _Reader:
         limits = (self.model.n_layers, n_experts)
         found: dict[str, SourceTensor] = {}
         unknown: list[str] = []
-        for name, tensor in self.source.tensors.items():
+        for name, tensor in self.weights.tensors.items():
             template, numbers = split_name(name)
             if template in self.family.ignored:
                 self.dropped.append(name)
@@ -202,7 +177,7 @@ class _Reader:
         embedding = self.left.get("token_embd.weight")
         if head is None or embedding is None or not self.model.tie_embeddings:
             return
-        if _is_same(self.source, head, embedding):
+        if is_same(self.source, head, embedding):
             self.dropped.append(self.left.pop("output.weight").name)
         else:
             self.model = replace(self.model, tie_embeddings=False)
@@ -211,10 +186,15 @@ class _Reader:
                 "both are kept"
             )
 
-    def _take(self, wanted: Wanted) -> DenseWeight:
+    def _take(self, wanted: Wanted) -> list[DenseWeight]:
         tensor = self._pop(wanted.name)
         self._check_shape(tensor, wanted.shapes)
-        return DenseWeight(wanted.name, wanted.layer, Slice(tensor, 0, tensor.shape))
+        found = [DenseWeight(wanted.name, wanted.layer, self.weights.whole(tensor))]
+        if self.weights.has_scale(tensor):
+            scales = self.weights.scales(tensor, 0, 0, tensor.shape[-2])
+            if scales is not None:
+                found.append(DenseWeight(wanted.name + SCALE_SUFFIX, wanted.layer, scales))
+        return found
 
     def _pop(self, canonical: str) -> SourceTensor:
         tensor = self.left.pop(canonical, None)
@@ -223,12 +203,13 @@ class _Reader:
                               f"{self.family.name} has it",
                               "fetch the whole model")  # fmt: skip
         dtype = tensor.dtype
-        if dtype.name not in _FLOATS and not (dtype.is_quantised and dtype.ggml_id is not None):
+        is_ggml = dtype.is_quantised and dtype.ggml_id is not None
+        if dtype.name not in _FLOATS and not is_ggml and not self.weights.has_scale(tensor):
             raise SourceError(
                 "unsupported-dtype",
                 f"{tensor.file}: tensor {tensor.name!r}",
                 f"is {dtype.name}",
-                "F32, F16, BF16 or a ggml quantisation",
+                "F32, F16, BF16, a ggml quantisation, or FP8 with block scales",
             )
         return tensor
 
@@ -243,51 +224,49 @@ class _Reader:
             )
 
     def _take_ffn(self, layer: int) -> Mapping[Role, Slice]:
-        parts = {}
+        parts: dict[Role, Slice] = {}
         for role, matrix in _MATRIX_ROLES.items():
             tensor = self._pop(f"blk.{layer}.ffn_{matrix}.weight")
             self._check_shape(tensor, (self._expert_shape(role),))
-            parts[role] = Slice(tensor, 0, tensor.shape)
-        return parts
+            self._put(parts, role, tensor, 0, 0)
+        return _by_role(parts)
 
     def _take_experts(self, layer: int) -> tuple[Mapping[Role, Slice], ...]:
-        moe = self.model.moe
-        n_experts = moe.n_experts if moe else 1
-        stacks = {role: self._take_stack(layer, role) for role in _MATRIX_ROLES}
-        fused = FUSED.format(layer)
-        if fused in self.left and not (stacks[Role.GATE] or stacks[Role.UP]):
-            tensor = self._pop(fused)
+        """Every expert's parts: from a stack of all experts' matrices, or one tensor an expert."""
+        n_experts = self.model.moe.n_experts if self.model.moe else 1
+        experts: list[dict[Role, Slice]] = [{} for _ in range(n_experts)]
+        is_fused = FUSED.format(layer) in self.left
+        for role, matrix in _MATRIX_ROLES.items():
+            rows, columns = self._expert_shape(role)
+            stack = f"blk.{layer}.ffn_{matrix}_exps.weight"
+            if stack in self.left:
+                tensor = self._pop(stack)
+                self._check_shape(tensor, ((n_experts, rows, columns),))
+                for expert, parts in enumerate(experts):
+                    self._put(parts, role, tensor, expert, 0)
+            elif not (is_fused and role is not Role.DOWN):
+                for expert, parts in enumerate(experts):
+                    tensor = self._pop(f"blk.{layer}.ffn_{matrix}.{expert}.weight")
+                    self._check_shape(tensor, ((rows, columns),))
+                    self._put(parts, role, tensor, 0, 0)
+        # Beside gate and up of their own the fused stack stays, and is refused as not understood.
+        if is_fused and not experts[0].keys() & {Role.GATE, Role.UP}:
+            tensor = self._pop(FUSED.format(layer))
             rows, columns = self._expert_shape(Role.GATE)
             self._check_shape(tensor, ((n_experts, 2 * rows, columns),))
-            half = tensor.dtype.size_bytes((rows, columns))
-            stacks[Role.GATE] = [
-                Slice(tensor, 2 * e * half, (rows, columns)) for e in range(n_experts)
-            ]
-            stacks[Role.UP] = [
-                Slice(tensor, (2 * e + 1) * half, (rows, columns)) for e in range(n_experts)
-            ]
-        experts = []
-        for expert in range(n_experts):
-            parts = {}
-            for role, matrix in _MATRIX_ROLES.items():
-                if stack := stacks[role]:
-                    parts[role] = stack[expert]
-                    continue
-                tensor = self._pop(f"blk.{layer}.ffn_{matrix}.{expert}.weight")
-                self._check_shape(tensor, (self._expert_shape(role),))
-                parts[role] = Slice(tensor, 0, tensor.shape)
-            experts.append(parts)
-        return tuple(experts)
+            for expert, parts in enumerate(experts):
+                self._put(parts, Role.GATE, tensor, expert, 0)
+                self._put(parts, Role.UP, tensor, expert, rows)
+        return tuple(map(_by_role, experts))
 
-    def _take_stack(self, layer: int, role: Role) -> list[Slice]:
-        name = f"blk.{layer}.ffn_{_MATRIX_ROLES[role]}_exps.weight"
-        if name not in self.left or self.model.moe is None:
-            return []
-        tensor = self._pop(name)
-        shape = self._expert_shape(role)
-        self._check_shape(tensor, ((self.model.moe.n_experts, *shape),))
-        size = tensor.dtype.size_bytes(shape)
-        return [Slice(tensor, e * size, shape) for e in range(self.model.moe.n_experts)]
+    def _put(
+        self, parts: dict[Role, Slice], role: Role, tensor: SourceTensor, matrix: int, first: int
+    ) -> None:
+        n_rows = self._expert_shape(role)[0]
+        parts[role] = self.weights.rows(tensor, matrix, first, n_rows)
+        scales = self.weights.scales(tensor, matrix, first, n_rows)
+        if scales is not None:
+            parts[_SCALE_ROLES[role]] = scales
 
     def _expert_shape(self, role: Role) -> tuple[int, int]:
         width = self.model.moe.expert_size if self.model.moe else self.model.ffn_size
@@ -295,16 +274,5 @@ class _Reader:
         return (hidden, width) if role is Role.DOWN else (width, hidden)
 
 
-def _is_same(source: Source, a: SourceTensor, b: SourceTensor) -> bool:
-    """Whether two tensors have the same bytes, read tile by tile."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    tiles = bytearray(_TILE_BYTES), bytearray(_TILE_BYTES)
-    for start in range(0, a.size, _TILE_BYTES):
-        n = min(_TILE_BYTES, a.size - start)
-        views = [memoryview(tile)[:n] for tile in tiles]
-        source.read_into(a.name, start, views[0])
-        source.read_into(b.name, start, views[1])
-        if views[0] != views[1]:
-            return False
-    return True
+def _by_role(parts: Mapping[Role, Slice]) -> Mapping[Role, Slice]:
+    return {role: parts[role] for role in sorted(parts)}

@@ -11,13 +11,12 @@ from typing import Any, Final
 
 from colibri_format import ModelSpec, MoeSpec, RopeSpec
 
-from ..errors import SourceError
 from ..sources import Source
 from .family import Family
 from .members import MAX_EXPERTS, MAX_LAYERS, Members
+from .outline import EXPERT_COUNTS
 
 GENERATION_CONFIG: Final = "generation_config.json"
-_EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # What each kind of scaling cannot do without (modeling_rope_utils.py, the validating functions).
 _ROPE_NUMBERS: Final[dict[str, tuple[str, ...]]] = {
     "default": (),
@@ -39,20 +38,9 @@ def read_hf_model(source: Source, family: Family) -> ModelSpec:
 
     Raises:
         SourceError: `bad-config` for a member that is missing or senseless, `unsupported-model`
-            for one that asks for what engines of this format do not compute,
-            `quantised-checkpoint` for GPTQ, AWQ, FP8 and the like.
+            for one that asks for what engines of this format do not compute.
     """
     config = Members(source.config, source.path)
-    if config.has("quantization_config"):
-        method = source.config["quantization_config"]
-        name = method.get("quant_method") if isinstance(method, dict) else method
-        raise SourceError(
-            "quantised-checkpoint",
-            source.path,
-            f"its tensors are quantised ({str(name)[:40]})",
-            "F32, F16 or BF16 tensors",
-            "take the unquantised checkpoint, or a GGUF of it",
-        )
     activation = config.raw("hidden_act")
     if activation not in (None, "silu", "swish"):
         raise config.unsupported("hidden_act", activation, "silu")
@@ -104,7 +92,7 @@ def _moe(config: Members, family: Family) -> MoeSpec:
     if family.has_shared_expert:
         shared = config.count("shared_expert_intermediate_size")
     return MoeSpec(
-        n_experts=config.count(*_EXPERT_COUNTS, most=MAX_EXPERTS),
+        n_experts=config.count(*EXPERT_COUNTS, most=MAX_EXPERTS),
         top_k=config.count("num_experts_per_tok"),
         expert_size=config.count(family.expert_size_key),
         norm_top_k=family.is_top_k_always_normalised
@@ -160,14 +148,16 @@ def _sliding_window(
     is_switched = family.model_type.startswith("qwen")
     if is_switched and not config.flag("use_sliding_window", default=False):
         return None
-    if family.model_type not in ("qwen2_moe", "qwen3", "qwen3_moe", "mixtral"):
+    if family.model_type not in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mixtral", "mistral"):
         return None
-    window = config.count("sliding_window", default=0, least=0)
+    default = 0 if config.is_said("sliding_window") else family.default_sliding_window
+    window = config.count("sliding_window", default=default, least=0)
     if not window or window >= context_length:
         return None
-    # Qwen3-MoE and Mixtral have the window in every layer, the others where layer_types says so.
+    # Qwen3-MoE, Mixtral and Mistral have the window in every layer, the others where layer_types
+    # says so.
     kinds = config.raw("layer_types")
-    if family.model_type in ("qwen2_moe", "qwen3"):
+    if family.model_type in ("qwen2", "qwen2_moe", "qwen3"):
         if not isinstance(kinds, list) or len(kinds) != n_layers:
             first = config.count("max_window_layers", default=28, least=0)
             kinds = ["full_attention" if i < first else "sliding_attention"

@@ -38,6 +38,10 @@ class Members:
         """Whether the member is there and not null."""
         return self._values.get(self._prefix + name) is not None
 
+    def is_said(self, name: str) -> bool:
+        """Whether the member is there, null or not: null may mean "none" where absence does not."""
+        return self._prefix + name in self._values
+
     def raw(self, name: str) -> object:
         """The member as it is, None when absent."""
         return self._values.get(self._prefix + name)

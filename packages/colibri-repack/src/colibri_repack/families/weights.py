@@ -26,6 +26,19 @@ _MATRICES: Final = frozenset(
         "ffn_gate_shexp.weight",
         "ffn_up_shexp.weight",
         "ffn_down_shexp.weight",
+        "attn_q_a.weight",
+        "attn_q_b.weight",
+        "attn_kv_a_mqa.weight",
+        "attn_kv_b.weight",
+        "attn_k_b.weight",
+        "attn_v_b.weight",
+        "attn_qkv.weight",
+        "attn_gate.weight",
+        "ssm_in.weight",
+        "ssm_out.weight",
+        "nextn.eh_proj.weight",
+        "nextn.embed_tokens.weight",
+        "nextn.shared_head_head.weight",
     }
 )
 

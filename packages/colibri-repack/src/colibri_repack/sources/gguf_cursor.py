@@ -28,6 +28,7 @@ class GgufCursor:
         self._file_size = file_size
         self._data = bytearray()
         self.position = 0
+        self.n_elements = 0
 
     @property
     def remaining(self) -> int:

@@ -24,6 +24,8 @@ from .tensor import SourceTensor
 MAGIC: Final = b"GGUF"
 DEFAULT_ALIGNMENT: Final = 32
 MAX_RANK: Final = 4
+MAX_RECORDS: Final = 400_000
+MAX_ELEMENTS: Final = 20_000_000
 MAX_SIZE: Final = 2**62
 _MIN_KEY_VALUE_BYTES: Final = 8 + 4 + 1
 _MIN_TENSOR_BYTES: Final = 8 + 4 + 4 + 8
@@ -74,8 +76,8 @@ class GgufHeader:
 def parse_gguf_header(files: InputFiles, path: Path, file_size: int) -> GgufHeader:
     """The checked header of the GGUF file `path` of `file_size` bytes.
 
-    Holds the header's bytes and what they say, at most a few hundred MB for the most hostile
-    header, about 60 MB for a vocabulary of 262,144 tokens.
+    Holds the header's bytes and what they say, at most some 350 MB for the most hostile header,
+    about 60 MB for a vocabulary of 262,144 tokens.
 
     Raises:
         SourceError: with a code `gguf-...` for each way a header can be wrong.
@@ -94,7 +96,6 @@ def parse_gguf_header(files: InputFiles, path: Path, file_size: int) -> GgufHead
             raise cursor.error("gguf-duplicate-key", f"key {pair.key!r} is there twice",
                                "each key once")  # fmt: skip
         key_values[pair.key] = pair
-    _refuse_split(path, key_values)
     alignment = _alignment(path, key_values)
     rows = [_read_tensor(cursor, path) for _ in range(n_tensors)]
     data_offset = -(-cursor.position // alignment) * alignment
@@ -128,6 +129,8 @@ def _read_version(cursor: GgufCursor) -> int:
 
 
 def _check_count(cursor: GgufCursor, what: str, count: int, least_bytes: int) -> None:
+    if count > MAX_RECORDS:
+        raise cursor.error("gguf-count", f"{count} {what} are announced", f"at most {MAX_RECORDS}")
     if count * least_bytes > cursor.remaining:
         raise cursor.error(
             "gguf-count",
@@ -163,6 +166,14 @@ def _read_array(cursor: GgufCursor, key: str) -> KeyValue:
                            "types 0 to 12 are defined")  # fmt: skip
     count = cursor.u64(f"the length of {key!r}")
     least = 8 if kind == _STRING else _SCALARS[kind][2].itemsize
+    # A string becomes an object of its own, which weighs as much as some ten numbers.
+    cursor.n_elements += count * (10 if kind == _STRING else 1)
+    if cursor.n_elements > MAX_ELEMENTS:
+        raise cursor.error(
+            "gguf-array-length",
+            f"{key!r} has {count} elements",
+            f"arrays of at most {MAX_ELEMENTS} numbers in all, a string counting as ten",
+        )
     if count * least > cursor.remaining:
         raise cursor.error(
             "gguf-array-length",
@@ -175,18 +186,6 @@ def _read_array(cursor: GgufCursor, key: str) -> KeyValue:
         return KeyValue(key, "arr:str", cursor.strings(count, f"an element of {key!r}"))
     name, _, dtype = _SCALARS[kind]
     return KeyValue(key, f"arr:{name}", cursor.numbers(dtype, count, f"the elements of {key!r}"))
-
-
-def _refuse_split(path: Path, key_values: dict[str, KeyValue]) -> None:
-    pair = key_values.get("split.count")
-    if pair is not None and isinstance(pair.value, int) and pair.value > 1:
-        raise SourceError(
-            "gguf-split",
-            path,
-            f"is one of {pair.value} parts of a split model",
-            "a single GGUF file",
-            "join the parts with llama-gguf-split --merge",
-        )
 
 
 def _alignment(path: Path, key_values: dict[str, KeyValue]) -> int:

@@ -1,4 +1,4 @@
-"""A model in one GGUF file."""
+"""A model in one GGUF file, or in the parts of a split one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..errors import SourceError
 from .embedded import EmbeddedFile
 from .files import InputFiles
 from .gguf_header import GgufHeader, GgufValue, KeyValue, parse_gguf_header
+from .gguf_split import join_parts, split_count
 from .tensor import SourceTensor
 
 GGUF_FILE: Final = "gguf.json"
@@ -22,9 +23,10 @@ _CHUNK: Final = 65_536
 
 
 class GgufSource:
-    """The `Source` over a GGUF file of version 2 or 3.
+    """The `Source` over a GGUF file of version 2 or 3, or over all parts of a split one.
 
-    Opening reads and checks the whole header; see `parse_gguf_header` for what it refuses.
+    Opening reads and checks the whole header, of every part; see `parse_gguf_header` and
+    `join_parts` for what they refuse. Any part may be named.
     """
 
     format: Final = "gguf"
@@ -34,7 +36,10 @@ class GgufSource:
         self._path = path
         size = self._files.add(path)
         try:
-            self.header: GgufHeader = parse_gguf_header(self._files, path, size)
+            header = parse_gguf_header(self._files, path, size)
+            if split_count(header) > 1:
+                header = join_parts(self._files, path, header)
+            self.header: GgufHeader = header
         except BaseException:
             self._files.close()
             raise

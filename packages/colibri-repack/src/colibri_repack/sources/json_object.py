@@ -10,14 +10,29 @@ from ..errors import SourceError
 from .files import InputFiles
 
 MAX_JSON_BYTES: Final = 100 * 2**20
+MAX_CONFIG_VALUES: Final = 200_000
+MAX_INDEX_VALUES: Final = 600_000
+MAX_HEADER_VALUES: Final = 3_000_000
+"""Brackets and commas in a shard's header: about nine for each of 330,000 tensors.
+
+Parsed values take up to 30 times the bytes of their text: limits on bytes alone let 100 MB of `[],`
+take 2.5 GB.
+"""
 
 
-def parse_object(data: bytes | bytearray, where: object, code: str) -> dict[str, Any]:
+def parse_object(
+    data: bytes | bytearray, where: object, code: str, max_values: int
+) -> dict[str, Any]:
     """The object that `data` is.
 
     Raises:
-        SourceError: `code` when it is no JSON, nested too deep, no object, or has a key twice.
+        SourceError: `code` when it is no JSON, nested too deep, no object, has a key twice, or
+            more than about `max_values` values.
     """
+    n_values = sum(data.count(sign) for sign in (b",", b"[", b"{"))
+    if n_values > max_values:
+        raise SourceError(code, where, f"has about {n_values} values",
+                          f"at most {max_values}: no checkpoint has more")  # fmt: skip
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         record = dict(pairs)
@@ -43,7 +58,9 @@ def parse_object(data: bytes | bytearray, where: object, code: str) -> dict[str,
     return record
 
 
-def read_object(files: InputFiles, path: Path, code: str) -> dict[str, Any]:
+def read_object(
+    files: InputFiles, path: Path, code: str, max_values: int = MAX_CONFIG_VALUES
+) -> dict[str, Any]:
     """The object in the file `path`, which becomes one of `files`.
 
     Raises:
@@ -53,7 +70,7 @@ def read_object(files: InputFiles, path: Path, code: str) -> dict[str, Any]:
     size = files.add(path)
     if size > MAX_JSON_BYTES:
         raise SourceError(code, path, f"has {size} bytes", f"at most {MAX_JSON_BYTES}")
-    return parse_object(files.read(path, 0, size), path, code)
+    return parse_object(files.read(path, 0, size), path, code, max_values)
 
 
 class _DuplicateKeyError(Exception):

@@ -13,7 +13,7 @@ from colibri_format import DTYPES, DType
 
 from ..errors import SourceError
 from .files import InputFiles
-from .json_object import parse_object
+from .json_object import MAX_HEADER_VALUES, parse_object
 from .tensor import SourceTensor
 
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -79,7 +79,7 @@ def parse_safetensors_header(files: InputFiles, path: Path) -> dict[str, SourceT
     if not text.startswith(b"{"):
         raise SourceError("safetensors-json", path, "the header does not start with '{'",
                           "a JSON object")  # fmt: skip
-    record = parse_object(text, f"{path}: header", "safetensors-json")
+    record = parse_object(text, f"{path}: header", "safetensors-json", MAX_HEADER_VALUES)
     del text
     record.pop("__metadata__", None)
     data_offset = 8 + length

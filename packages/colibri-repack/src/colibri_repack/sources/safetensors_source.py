@@ -12,7 +12,7 @@ from ..errors import SourceError
 from .embedded import EmbeddedFile
 from .files import InputFiles
 from .gguf_source import check_range
-from .json_object import MAX_JSON_BYTES, read_object
+from .json_object import MAX_INDEX_VALUES, MAX_JSON_BYTES, read_object
 from .safetensors_header import parse_safetensors_header
 from .tensor import SourceTensor
 
@@ -138,7 +138,9 @@ class SafetensorsSource:
             self._notes.append(f"not part of the model, ignored: {', '.join(names)}")
 
     def _read_index(self, path: Path) -> dict[str, str]:
-        weight_map = read_object(self._files, path, "safetensors-index").get("weight_map")
+        weight_map = read_object(self._files, path, "safetensors-index", MAX_INDEX_VALUES).get(
+            "weight_map"
+        )
         if not isinstance(weight_map, dict) or not weight_map:
             raise SourceError("safetensors-index", path, "has no weight_map",
                               "an object of tensor and file names")  # fmt: skip

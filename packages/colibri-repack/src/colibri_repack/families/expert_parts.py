@@ -1,0 +1,287 @@
+"""The experts of one layer as slices, whatever way their tensors are put together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from colibri_format import DTYPES, Role
+
+from ..decoding import Mxfp4Decoder, Slice, StridedDecoder
+from ..decoding.mxfp4 import BLOCK_ELEMENTS
+from ..errors import SourceError
+from ..sources import SourceTensor
+from .fp8_weights import Weights
+
+# Below `blk.N.`; `gate_up` is both in one tensor. `blocks` and `scales` are MXFP4 in two tensors.
+_STACK: Final = re.compile(r"ffn_(gate|up|down|gate_up)_exps\.(weight|bias|scale|blocks|scales)")
+_SINGLE: Final = re.compile(r"ffn_(gate|up|down)\.(\d{1,7})\.(weight|bias)")
+_MATRICES: Final = {"gate": Role.GATE, "up": Role.UP, "down": Role.DOWN}
+_BIAS: Final = 1
+_SCALE: Final = 2
+
+
+class Fused(Enum):
+    """How gate and up share a tensor: all of gate's rows first, or row by row in turn."""
+
+    HALVES = "halves"
+    IN_TURN = "in turn"
+
+
+@dataclass
+class LayerExperts:
+    """Expert tensors of one layer: stacks by `(matrix, part)`, single ones by expert as well."""
+
+    stacks: dict[tuple[str, str], SourceTensor] = field(default_factory=dict)
+    singles: dict[tuple[str, str, int], SourceTensor] = field(default_factory=dict)
+
+    def add(self, name: str, tensor: SourceTensor) -> bool:
+        """Take the tensor, `name` without `blk.N.`; False if it is no expert's."""
+        if match := _STACK.fullmatch(name):
+            self.stacks[match[1], match[2]] = tensor
+        elif match := _SINGLE.fullmatch(name):
+            self.singles[match[1], match[3], int(match[2])] = tensor
+        else:
+            return False
+        return True
+
+    @property
+    def n_experts(self) -> int:
+        """How many experts the tensors are of."""
+        counts = [t.shape[0] for t in self.stacks.values() if t.shape]
+        counts += [expert + 1 for _, _, expert in self.singles]
+        return max(counts, default=0)
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """What a family knows of its experts; `is_turned` None is to be told from the shapes.
+
+    A turned stack is `(n_experts, inputs, outputs)`. `hidden_size` is that of the model.
+    """
+
+    n_experts: int
+    hidden_size: int
+    fused: Fused
+    is_turned: bool | None
+
+
+def take_experts(
+    where: str, found: LayerExperts, facts: ExpertShape, weights: Weights
+) -> tuple[Mapping[Role, Slice], ...]:
+    """The experts of one layer, each by role; all have the same roles and shapes.
+
+    Raises:
+        SourceError: `missing-tensor` when an expert lacks what others have, `tensor-shape` when
+            shapes do not fit each other, `duplicate-tensor` when a part is there twice.
+    """
+    assembly = _Assembly(where, facts, weights)
+    for (matrix, part), tensor in found.stacks.items():
+        assembly.add_stack(matrix, part, tensor, found)
+    for (matrix, part, expert), tensor in found.singles.items():
+        assembly.add_single(matrix, part, expert, tensor)
+    return assembly.checked()
+
+
+class _Assembly:
+    def __init__(self, where: str, facts: ExpertShape, weights: Weights) -> None:
+        self.where = where
+        self.facts = facts
+        self.weights = weights
+        self.experts: list[dict[Role, Slice]] = [{} for _ in range(facts.n_experts)]
+
+    def put(self, expert: int, role: Role, part: Slice, tensor: SourceTensor) -> None:
+        if DTYPES.get(part.dtype.name) is not part.dtype:
+            raise SourceError("unsupported-dtype", f"{tensor.file}: tensor {tensor.name!r}",
+                              f"is {part.dtype.name}", f"one of {', '.join(DTYPES)}")  # fmt: skip
+        if role in self.experts[expert]:
+            raise SourceError("duplicate-tensor", f"{tensor.file}: tensor {tensor.name!r}",
+                              f"gives expert {expert} its {role.name.lower()} a second time",
+                              "each part once")  # fmt: skip
+        self.experts[expert][role] = part
+
+    def add_single(self, matrix: str, part: str, expert: int, tensor: SourceTensor) -> None:
+        if expert >= self.facts.n_experts:
+            raise self.wrong(tensor, f"is of expert {expert}", f"{self.facts.n_experts} experts")
+        role = _MATRICES[matrix]
+        if part == "bias":
+            self.check_rank(tensor, 1)
+            self.put(expert, Role(role + _BIAS), Slice(tensor, 0, tensor.shape), tensor)
+            return
+        self.check_rank(tensor, 2)
+        self.put_rows(expert, role, tensor, 0, 0, tensor.shape[0])
+
+    def add_stack(self, matrix: str, part: str, tensor: SourceTensor, found: LayerExperts) -> None:
+        if part == "scales":
+            if (matrix, "blocks") not in found.stacks:
+                raise SourceError("missing-tensor", self.where, f"{tensor.name!r} has no blocks",
+                                  "blocks and scales")  # fmt: skip
+            return
+        rank = {"weight": 3, "blocks": 4, "bias": 2}.get(part, 1)
+        self.check_rank(tensor, rank)
+        if tensor.shape[0] != self.facts.n_experts:
+            raise self.wrong(tensor, f"has shape {tensor.shape}",
+                             f"{self.facts.n_experts} experts")  # fmt: skip
+        if part == "weight":
+            self.add_matrices(matrix, tensor, found)
+        elif part == "blocks":
+            self.add_blocks(matrix, tensor, found.stacks.get((matrix, "scales")))
+        elif part == "bias":
+            self.add_biases(matrix, tensor)
+        else:
+            # llama.cpp's `ffn_*_exps.scale`: one factor an expert.
+            role = Role(_MATRICES[matrix] + _SCALE) if matrix in _MATRICES else None
+            if role is None:
+                raise self.wrong(tensor, "is a scale of two matrices", "a scale of one")
+            size = tensor.dtype.size_bytes((1,))
+            for expert in range(self.facts.n_experts):
+                self.put(expert, role, Slice(tensor, expert * size, (1,)), tensor)
+
+    def add_matrices(self, matrix: str, tensor: SourceTensor, found: LayerExperts) -> None:
+        if self.is_turned(matrix, tensor, found):
+            self.add_turned(matrix, tensor)
+            return
+        n_rows = tensor.shape[1]
+        for expert in range(self.facts.n_experts):
+            if matrix in _MATRICES:
+                self.put_rows(expert, _MATRICES[matrix], tensor, expert, 0, n_rows)
+                continue
+            half = self.half(tensor, n_rows)
+            if self.facts.fused is Fused.HALVES:
+                self.put_rows(expert, Role.GATE, tensor, expert, 0, half)
+                self.put_rows(expert, Role.UP, tensor, expert, half, half)
+            else:
+                raise self.wrong(tensor, "has rows of gate and up in turn", "a turned stack")
+
+    def add_turned(self, matrix: str, tensor: SourceTensor) -> None:
+        """Elements change places: `(inputs, outputs)` becomes rows, one an output."""
+        dtype = tensor.dtype
+        if dtype.is_quantised or self.weights.has_scale(tensor):
+            raise self.wrong(tensor, f"is {dtype.name} and transposed", "F32, F16 or BF16")
+        _, n_inputs, n_outputs = tensor.shape
+        is_fused = matrix not in _MATRICES
+        half = self.half(tensor, n_outputs) if is_fused else n_outputs
+        in_turn = is_fused and self.facts.fused is Fused.IN_TURN
+        decoder = StridedDecoder(dtype, 2 if in_turn else 1, n_outputs)
+        starts = {_MATRICES[matrix]: 0} if not is_fused else {
+            Role.GATE: 0, Role.UP: 1 if in_turn else half}  # fmt: skip
+        for expert in range(self.facts.n_experts):
+            base = expert * n_inputs * n_outputs
+            for role, start in starts.items():
+                offset = (base + start) * dtype.block_bytes
+                self.put(expert, role, Slice(tensor, offset, (half, n_inputs), decoder), tensor)
+
+    def add_blocks(self, matrix: str, tensor: SourceTensor, scales: SourceTensor | None) -> None:
+        """MXFP4 in two tensors: `(n_experts, rows, blocks, 16)` and `(n_experts, rows, blocks)`."""
+        if scales is None:
+            raise SourceError("missing-tensor", self.where, f"{tensor.name!r} has no scales",
+                              "blocks and scales")  # fmt: skip
+        _, n_rows, n_blocks, n_bytes = tensor.shape
+        if n_bytes * 2 != BLOCK_ELEMENTS or {tensor.dtype.name, scales.dtype.name} - {"u8", "e8m0"}:
+            raise self.wrong(tensor, f"is {tensor.dtype.name} of shape {tensor.shape}",
+                             "U8 blocks of 16 bytes")  # fmt: skip
+        if scales.shape != tensor.shape[:3]:
+            raise self.wrong(scales, f"has shape {scales.shape}",
+                             f"{tensor.shape[:3]}, as its blocks")  # fmt: skip
+        is_fused = matrix not in _MATRICES
+        step = 2 if is_fused and self.facts.fused is Fused.IN_TURN else 1
+        half = self.half(tensor, n_rows) if is_fused else n_rows
+        starts = {_MATRICES[matrix]: 0} if not is_fused else {
+            Role.GATE: 0, Role.UP: 1 if step == 2 else half}  # fmt: skip
+        shape = (half, n_blocks * BLOCK_ELEMENTS)
+        for expert in range(self.facts.n_experts):
+            for role, start in starts.items():
+                at = (expert * n_rows + start) * n_blocks
+                decoder = Mxfp4Decoder(scales, at, step)
+                self.put(expert, role, Slice(tensor, at * n_bytes, shape, decoder), tensor)
+
+    def add_biases(self, matrix: str, tensor: SourceTensor) -> None:
+        _, n = tensor.shape
+        size = tensor.dtype.size_bytes((n,))
+        item = tensor.dtype.block_bytes
+        is_fused = matrix not in _MATRICES
+        for expert in range(self.facts.n_experts):
+            base = expert * size
+            if not is_fused:
+                role = Role(_MATRICES[matrix] + _BIAS)
+                self.put(expert, role, Slice(tensor, base, (n,)), tensor)
+                continue
+            half = self.half(tensor, n)
+            in_turn = self.facts.fused is Fused.IN_TURN
+            decoder = StridedDecoder(tensor.dtype, 2) if in_turn else None
+            other = base + (1 if in_turn else half) * item
+            self.put(expert, Role.GATE_BIAS, Slice(tensor, base, (half,), decoder), tensor)
+            self.put(expert, Role.UP_BIAS, Slice(tensor, other, (half,), decoder), tensor)
+
+    def put_rows(
+        self, expert: int, role: Role, tensor: SourceTensor, matrix: int, first: int, n_rows: int
+    ) -> None:
+        self.put(expert, role, self.weights.rows(tensor, matrix, first, n_rows), tensor)
+        scales = self.weights.scales(tensor, matrix, first, n_rows)
+        if scales is not None:
+            self.put(expert, Role(role + _SCALE), scales, tensor)
+
+    def is_turned(self, matrix: str, tensor: SourceTensor, found: LayerExperts) -> bool:
+        """Whether the stack is `(n_experts, inputs, outputs)`; a square one is as the others are.
+
+        Raises:
+            SourceError: `tensor-shape` when no stack's shape tells.
+        """
+        if self.facts.is_turned is not None:
+            return self.facts.is_turned
+        hidden = self.facts.hidden_size
+        stacks = [(m, t) for (m, part), t in found.stacks.items() if part == "weight"]
+        for name, stack in [(matrix, tensor), *stacks]:
+            if len(stack.shape) == 3:
+                # Gate and up take `hidden` numbers in, down gives as many out.
+                inputs, outputs = stack.shape[1] == hidden, stack.shape[2] == hidden
+                if inputs != outputs:
+                    return inputs != (name == "down")
+        raise SourceError(
+            "tensor-shape",
+            f"{tensor.file}: tensor {tensor.name!r}",
+            f"has shape {tensor.shape}: which axis is the input's cannot be told",
+            f"exactly one of {hidden} numbers, here or in another stack",
+            "name the family",
+        )
+
+    def half(self, tensor: SourceTensor, n_rows: int) -> int:
+        if n_rows % 2:
+            raise self.wrong(tensor, f"has shape {tensor.shape}", "as many rows of gate as of up")
+        return n_rows // 2
+
+    def check_rank(self, tensor: SourceTensor, rank: int) -> None:
+        if len(tensor.shape) != rank or 0 in tensor.shape:
+            raise self.wrong(tensor, f"has shape {tensor.shape}", f"{rank} lengths above 0")
+
+    def wrong(self, tensor: SourceTensor, found: str, required: str) -> SourceError:
+        return SourceError("tensor-shape", f"{tensor.file}: tensor {tensor.name!r}", found,
+                           required, "fetch the model again")  # fmt: skip
+
+    def checked(self) -> tuple[Mapping[Role, Slice], ...]:
+        roles = set().union(*self.experts)
+        for expert, parts in enumerate(self.experts):
+            if missing := sorted((roles | {Role.UP, Role.DOWN}) - parts.keys()):
+                raise SourceError("missing-tensor", self.where,
+                                  f"expert {expert} has no {missing[0].name.lower()}",
+                                  "every expert of a layer has the same parts",
+                                  "fetch the whole model")  # fmt: skip
+            self.check_shapes(expert, parts)
+        return tuple({role: parts[role] for role in sorted(parts)} for parts in self.experts)
+
+    def check_shapes(self, expert: int, parts: Mapping[Role, Slice]) -> None:
+        """Gate and up are `(width, hidden)`, down is `(hidden, width)`, biases as their rows."""
+        width, hidden = parts[Role.UP].shape
+        required = {Role.GATE: (width, hidden), Role.DOWN: (hidden, width)}
+        required |= {Role.GATE_BIAS: (width,), Role.UP_BIAS: (width,), Role.DOWN_BIAS: (hidden,)}  # type: ignore[dict-item]
+        if hidden != self.facts.hidden_size:
+            required[Role.UP] = (width, self.facts.hidden_size)
+        for role, shape in required.items():
+            if role in parts and parts[role].shape != shape:
+                raise SourceError("tensor-shape", self.where,
+                                  f"expert {expert} has a {role.name.lower()} of shape "
+                                  f"{parts[role].shape}", f"{shape}",
+                                  "fetch the model again")  # fmt: skip

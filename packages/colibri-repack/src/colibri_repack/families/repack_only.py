@@ -1,0 +1,325 @@
+"""Checkpoints of families that are repacked, but that no `model.json` can describe yet.
+
+Experts become blocks. Every other tensor is carried over under its GGUF name with the values it
+has in the source: what llama.cpp's converter would compute anew (Gemma's and Qwen3-Next's norms
+plus 1, -exp of `A_log`, DeepSeek's `kv_b` cut in two) is not computed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from colibri_format import DTYPES, Role
+
+from ..decoding import Slice
+from ..errors import SourceError
+from ..sources import Source, SourceTensor
+from .auto_names import guess_name
+from .expert_parts import ExpertShape, Fused, LayerExperts, take_experts
+from .family import Family
+from .fp8_weights import SCALE_SUFFIX, Weights
+from .members import MAX_EXPERTS
+from .names import split_name
+from .outline import Outline
+from .parts import Checkpoint, DenseWeight, is_same
+
+_LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)", re.DOTALL)
+_MAX_DIGITS: Final = 7
+_FFN: Final = {Role.GATE: "ffn_gate.weight", Role.UP: "ffn_up.weight", Role.DOWN: "ffn_down.weight"}
+_GLOBALS: Final = ("token_embd.weight", "output_norm.weight")
+_FUSED_SHARED: Final = "ffn_gate_up_shexp.weight"
+_GATE_SHARED: Final = "ffn_gate_shexp.weight"
+_UP_SHARED: Final = "ffn_up_shexp.weight"
+_MAX_LISTED: Final = 10
+
+
+@dataclass
+class _Layer:
+    experts: LayerExperts = field(default_factory=LayerExperts)
+    dense: dict[str, SourceTensor] = field(default_factory=dict)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the layer routes, or should: a router alone tells of experts that are missing."""
+        return self.experts.n_experts > 0 or "ffn_gate_inp.weight" in self.dense
+
+    def groups(self) -> dict[tuple[str, bool], set[str]]:
+        """The layer's dense tensors by what they depend on: layers alike in that have the same."""
+        attention = ("attention", any(name.startswith("ssm_") for name in self.dense))
+        network = ("network", self.has_experts)
+        further = ("further token", any(name.startswith("nextn.") for name in self.dense))
+        found: dict[tuple[str, bool], set[str]] = {attention: set(), network: set(), further: set()}
+        for name in self.dense:
+            is_network = name.startswith(("ffn_", "exp_probs_b")) and "norm" not in name
+            group = further if name.startswith("nextn.") else network if is_network else attention
+            found[group].add(name)
+        return found
+
+
+class RepackOnlyReader:
+    """Sorts a source's tensors into layers, experts and the rest.
+
+    With `is_auto` names that no table has are told by their form; a tensor of an expert that
+    cannot be placed is refused, any other one keeps its own name.
+    """
+
+    def __init__(
+        self, source: Source, family: Family, outline: Outline, weights: Weights, is_auto: bool
+    ) -> None:
+        self.source = source
+        self.family = family
+        self.outline = outline
+        self.weights = weights
+        self.is_auto = is_auto
+        self.dropped: list[str] = []
+        self.left_out: list[str] = []
+        self.notes: list[str] = []
+        self.mapping: dict[str, str] = {}
+        self.globals: dict[str, SourceTensor] = {}
+        self.layers = [_Layer() for _ in range(outline.n_layers)]
+
+    def read(self) -> Checkpoint:
+        """The checkpoint, without a model.
+
+        Raises:
+            SourceError: as `read_checkpoint`.
+        """
+        self._sort()
+        self._settle_layers()
+        n_experts = self._n_experts()
+        is_moe = n_experts > 0
+        self._settle_head()
+        self._check_complete()
+        dense = [self._weights(name, None, tensor) for name, tensor in self.globals.items()]
+        experts: list[tuple[Mapping[Role, Slice], ...] | None] = []
+        facts = self._shape(n_experts)
+        for number, layer in enumerate(self.layers):
+            where = f"{self.source.path}: layer {number}"
+            if is_moe:
+                has_experts = layer.experts.n_experts > 0
+                experts.append(
+                    take_experts(where, layer.experts, facts, self.weights) if has_experts else None
+                )
+            else:
+                experts.append(self._take_ffn(number, layer))
+            for name, tensor in layer.dense.items():
+                dense.append(self._weights(f"blk.{number}.{name}", number, tensor))
+        return Checkpoint(
+            family=self.family,
+            model=None,
+            n_layers=len(self.layers),
+            n_experts=n_experts or 1,
+            top_k=self.outline.top_k,
+            dense=tuple(weight for weights in dense for weight in weights),
+            experts=tuple(experts),
+            dropped=tuple(self.dropped),
+            notes=(*self._notes(), *self.weights.notes()),
+        )
+
+    def _sort(self) -> None:
+        unknown: list[str] = []
+        for name, tensor in self.weights.tensors.items():
+            if name.startswith(self.family.left_out):
+                self.left_out.append(name)
+            elif split_name(name)[0] in self.family.ignored:
+                self.dropped.append(name)
+            else:
+                canonical = self._canonical(name)
+                if canonical is None or not self._place(canonical, tensor):
+                    unknown.append(name)
+        if unknown:
+            listed = ", ".join(repr(name) for name in unknown[:_MAX_LISTED])
+            more = f" and {len(unknown) - _MAX_LISTED} more" if len(unknown) > _MAX_LISTED else ""
+            raise SourceError(
+                "unknown-tensors",
+                self.source.path,
+                f"{len(unknown)} tensors have no place in {self.family.name}: {listed}{more}",
+                "every tensor is understood, or the model would be wrong without a word",
+                "" if self.is_auto else "--family auto places experts by names and shapes alone",
+            )
+
+    def _canonical(self, name: str) -> str | None:
+        if self.source.format == "gguf":
+            return name
+        plain = name
+        for prefix, short in self.family.prefixes.items():
+            if plain.startswith(prefix):
+                plain = short + plain[len(prefix) :]
+                break
+        template, numbers = split_name(plain)
+        found = self.family.names.get(template)
+        if found is None and self.is_auto:
+            found, numbers = guess_name(plain)
+        if found is None:
+            return None
+        self.mapping[template] = found
+        return found.format(*numbers)
+
+    def _place(self, canonical: str, tensor: SourceTensor) -> bool:
+        """Put the tensor where it belongs; False if there is no such place."""
+        match = _LAYER.fullmatch(canonical)
+        if match is None:
+            is_new = canonical not in self.globals
+            self.globals.setdefault(canonical, tensor)
+        else:
+            if len(match[1]) > _MAX_DIGITS or int(match[1]) >= len(self.layers):
+                return False
+            layer = self.layers[int(match[1])]
+            before = len(layer.experts.stacks) + len(layer.experts.singles) + len(layer.dense)
+            if not layer.experts.add(match[2], tensor):
+                layer.dense.setdefault(match[2], tensor)
+            elif self.source.format == "gguf" and not self.family.has_fused_gguf:
+                self._refuse_fused(match[2], tensor)
+            after = len(layer.experts.stacks) + len(layer.experts.singles) + len(layer.dense)
+            is_new = after > before
+        if not is_new:
+            raise SourceError("duplicate-tensor", f"{self.source.path}: tensor {tensor.name!r}",
+                              f"is another tensor for {canonical!r}",
+                              "each tensor once")  # fmt: skip
+        return True
+
+    def _refuse_fused(self, name: str, tensor: SourceTensor) -> None:
+        """Forks of llama.cpp differ in the order where llama.cpp itself has no such tensor."""
+        if name.startswith("ffn_gate_up_"):
+            raise SourceError(
+                "unsupported-model",
+                f"{tensor.file}: tensor {tensor.name!r}",
+                "holds gate and up together, which of them first is not said",
+                f"ffn_gate_exps and ffn_up_exps in a GGUF of {self.family.architecture}",
+                "convert the model with llama.cpp",
+            )
+
+    def _settle_layers(self) -> None:
+        """Layers for further tokens are described, but many checkpoints come without them."""
+        described = len(self.layers)
+        first = described - self.outline.n_extra
+        while len(self.layers) > first and not (
+            self.layers[-1].dense or self.layers[-1].experts.n_experts
+        ):
+            self.layers.pop()
+        if len(self.layers) < described:
+            self.notes.append(
+                f"the checkpoint has no tensors of {described - len(self.layers)} layers that "
+                "predict further tokens"
+            )
+
+    def _n_experts(self) -> int:
+        found = max((layer.experts.n_experts for layer in self.layers), default=0)
+        said = self.outline.n_experts
+        if self.is_auto and not found:
+            raise SourceError(
+                "unknown-tensors",
+                self.source.path,
+                "no tensor looks like an expert's: "
+                + ", ".join(repr(name) for name in list(self.source.tensors)[:_MAX_LISTED]),
+                "experts.N.gate_proj and the like, or stacks of them",
+                "say what the model is: its family may be missing here",
+            )
+        if found > (said or MAX_EXPERTS):
+            said = said or MAX_EXPERTS
+            raise SourceError("tensor-shape", self.source.path, f"has tensors of {found} experts",
+                              f"at most {said}", "fetch the model again")  # fmt: skip
+        return said or found
+
+    def _settle_head(self) -> None:
+        head = self.globals.get("output.weight")
+        embedding = self.globals.get("token_embd.weight")
+        if head is None or embedding is None or not self.outline.ties_head:
+            return
+        if is_same(self.source, head, embedding):
+            del self.globals["output.weight"]
+            self.dropped.append(head.name)
+        else:
+            self.outline = replace(self.outline, ties_head=None)
+            self.notes.append(
+                f"{head.name} differs from {embedding.name} though the configuration ties them: "
+                "both are kept"
+            )
+
+    def _check_complete(self) -> None:
+        """Layers that are alike have the same tensors: what one has, the others must have."""
+        if self.is_auto:
+            return
+        wanted = [*_GLOBALS, *(["output.weight"] if self.outline.ties_head is False else [])]
+        missing = [name for name in wanted if name not in self.globals]
+        known: dict[tuple[str, bool], set[str]] = defaultdict(set)
+        for layer in self.layers:
+            for group, names in layer.groups().items():
+                known[group] |= names
+        for number, layer in enumerate(self.layers):
+            required = {"attn_norm.weight"}.union(*(known[group] for group in layer.groups()))
+            if layer.has_experts:
+                required |= {"ffn_gate_inp.weight"}
+                if not layer.experts.n_experts:
+                    missing.append(f"blk.{number}.ffn_gate_exps.weight")
+            else:
+                required |= set(_FFN.values())
+            missing += [f"blk.{number}.{name}" for name in sorted(required - layer.dense.keys())]
+        if missing:
+            raise SourceError("missing-tensor", self.source.path, f"has no {missing[0]!r}",
+                              f"{self.family.name} has it, or its other layers have",
+                              "fetch the whole model")  # fmt: skip
+
+    def _take_ffn(self, number: int, layer: _Layer) -> tuple[Mapping[Role, Slice], ...]:
+        """The one block of a dense model's layer."""
+        parts = LayerExperts()
+        for role, name in _FFN.items():
+            parts.singles[role.name.lower(), "weight", 0] = layer.dense.pop(name)
+            bias = layer.dense.pop(name.replace("weight", "bias"), None)
+            if bias is not None:
+                parts.singles[role.name.lower(), "bias", 0] = bias
+        where = f"{self.source.path}: layer {number}"
+        return take_experts(where, parts, self._shape(1), self.weights)
+
+    def _shape(self, n_experts: int) -> ExpertShape:
+        hidden = self.outline.hidden_size
+        if self.source.format == "gguf":
+            # llama.cpp knows one order: outputs before inputs, gate's rows before up's.
+            return ExpertShape(n_experts, hidden, Fused.HALVES, False)
+        return ExpertShape(n_experts, hidden, self.family.fused, self.family.is_turned)
+
+    def _weights(self, name: str, layer: int | None, tensor: SourceTensor) -> list[DenseWeight]:
+        if DTYPES.get(tensor.dtype.name) is not tensor.dtype or 0 in tensor.shape:
+            raise SourceError(
+                "unsupported-dtype",
+                f"{tensor.file}: tensor {tensor.name!r}",
+                f"is {tensor.dtype.name} of shape {tensor.shape}",
+                f"one of {', '.join(DTYPES)} with elements in it",
+            )
+        if name.endswith(_FUSED_SHARED) and len(tensor.shape) == 2 and tensor.shape[0] % 2 == 0:
+            # Granite's shared expert: gate's rows first. GGUF has two tensors.
+            half = tensor.shape[0] // 2
+            return [
+                DenseWeight(
+                    name.replace(_FUSED_SHARED, own), layer, self.weights.rows(tensor, 0, at, half)
+                )
+                for own, at in ((_GATE_SHARED, 0), (_UP_SHARED, half))
+            ]
+        found = [DenseWeight(name, layer, self.weights.whole(tensor))]
+        if self.weights.has_scale(tensor) and self.weights.keeps_scales:
+            scales = self.weights.scales(tensor, 0, 0, tensor.shape[-2])
+            if scales is not None:
+                found.append(DenseWeight(name + SCALE_SUFFIX, layer, scales))
+        return found
+
+    def _notes(self) -> list[str]:
+        notes = [
+            f"{self.family.name}: repacked only. Engines of this version do not run it, so the "
+            "file describes no model (no model.json)"
+        ]
+        if self.left_out:
+            prefixes = dict.fromkeys(
+                next(p for p in self.family.left_out if name.startswith(p))
+                for name in self.left_out
+            )
+            notes.append(
+                f"left out, no part of the text model: {len(self.left_out)} tensors under "
+                + ", ".join(f"{prefix}*" for prefix in prefixes)
+            )
+        if self.is_auto:
+            notes += [f"mapped {old} -> {new}" for old, new in self.mapping.items()]
+        return notes + self.notes
