@@ -273,3 +273,12 @@ def test_bar_with_rate_and_time_left_is_shown_on_a_terminal(tmp_path: Path) -> N
     assert done.returncode == 0
     assert "repacking" in shown
     assert b"family" in done.stdout
+
+
+def test_source_without_a_tokenizer_is_warned_of(tmp_path: Path, capsys: Capture) -> None:
+    source = gguf_model("qwen3moe").write(tmp_path / "in.gguf")
+
+    assert cmd_repack.main([str(source), str(tmp_path / "m.colibri"), "--json"]) == 0
+
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert "no tokenizer" in warning

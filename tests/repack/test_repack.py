@@ -192,7 +192,7 @@ def test_block_size_sets_the_alignment_and_padding_is_warned_of(tmp_path: Path) 
         assert (file.index["offset"] % 65_536 == 0).all()
     assert report.facts.padding_share > 0.05
     # A block of 82,944 bytes is 1.27 times 64 KiB; 4 KiB wastes 1 %.
-    assert "--block-size 4096 gives 3.6%" in report.warnings[0]
+    assert "--block-size 4K gives 3.6%" in report.warnings[0]
 
 
 def test_padding_that_no_block_size_cures_is_said_to_be_so(tmp_path: Path) -> None:

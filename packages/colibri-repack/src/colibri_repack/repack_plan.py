@@ -182,7 +182,7 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         payload_bytes=sum(_job_bytes(job) for job in jobs),
         peak_memory_bytes=peak,
         notes=tuple(notes),
-        warnings=tuple(_warnings(file, plan_file)),
+        warnings=(*_warnings(file, plan_file), *_missing_tokenizer(source, embedded)),
     )
 
 
@@ -312,6 +312,15 @@ def _warnings(file: FilePlan, plan_file: partial[FilePlan]) -> list[str]:
     return warnings
 
 
+def _missing_tokenizer(source: Source, embedded: Sequence[EmbeddedFile]) -> list[str]:
+    """A warning if no engine could turn text to tokens with what the file will hold."""
+    names = {file.name for file in embedded}
+    in_gguf = "gguf.json" in names and source.config.get("tokenizer.ggml.tokens") is not None
+    if in_gguf or "tokenizer.json" in names:
+        return []
+    return ["the source has no tokenizer (no tokenizer.json): colibri run cannot read a prompt"]
+
+
 def _padding_advice(file: FilePlan, plan_file: partial[FilePlan]) -> str:
     shares: Mapping[int, float] = {
         alignment: plan_file(alignment=alignment).padding_share
@@ -324,7 +333,7 @@ def _padding_advice(file: FilePlan, plan_file: partial[FilePlan]) -> str:
         )
     good = [a for a, share in shares.items() if share <= MAX_GOOD_PADDING]
     best = max(good) if good else min(shares, key=lambda a: (shares[a], -a))
-    return f"--block-size {best} gives {shares[best]:.1%}"
+    return f"--block-size {best // 1024}K gives {shares[best]:.1%}"
 
 
 def _powers_below(alignment: int) -> list[int]:
