@@ -202,10 +202,9 @@ class Reader:
             )
 
     def _read_region(self, region: Region, warnings: list[str]) -> bytes:
-        data = self.read_region_copy(region, is_tail=False)
-        if data is not None:
-            return data
-        data = self.read_region_copy(region, is_tail=True)
+        head = self.read_region_copy(region, is_tail=False)
+        tail = self.read_region_copy(region, is_tail=True)
+        data = tail if head is None else head
         if data is None:
             raise FormatError(
                 FormatCode.REGION_CHECKSUM,
@@ -214,7 +213,9 @@ class Reader:
                 "one sound copy",
                 "repack the file or restore it",
             )
-        warnings.append(f"the {region.name.lower()} region at the start is damaged")
+        for copy, place in ((head, "start"), (tail, "end")):
+            if copy is None:
+                warnings.append(f"the {region.name.lower()} region at the {place} is damaged")
         return data
 
     def read_region_copy(self, region: Region, *, is_tail: bool) -> bytes | None:

@@ -244,6 +244,7 @@ enum colibri_place {
     COLIBRI_SUPERBLOCK_START = 1,
     COLIBRI_SUPERBLOCK_END = 2,
     COLIBRI_REGION_START = 3, /* number: the region */
+    COLIBRI_REGION_END = 6,   /* number: the region */
     COLIBRI_VOLUME_START = 4, /* number: the volume, from 1 */
     COLIBRI_VOLUME_END = 5
 };
@@ -1208,6 +1209,17 @@ static int colibri_i_load_copy(colibri_file *f, unsigned k, uint64_t offset, int
     return *is_sound && f->i_sizes[k] ? colibri_i_read(f, f->i_bytes[k], f->i_sizes[k], offset) : 0;
 }
 
+/* Whether a copy is sound, without keeping it: the other one was. */
+static int colibri_i_check_copy(colibri_file *f, unsigned k, uint64_t offset, int *is_sound)
+{
+    size_t kept = f->i_sizes[k];
+    int code;
+    f->i_sizes[k] = 0;
+    code = colibri_i_load_copy(f, k, offset, is_sound);
+    f->i_sizes[k] = kept;
+    return code;
+}
+
 /* The most that counts within their limits can demand of the tables, section 7.1. */
 #define COLIBRI_I_MAX_TABLES                                                                                  \
     (UINT64_C(64) + 32 * 256 + 16 * 65535 + 64 * 1048576 + 8 * 65535 + 16 * 65537 + 96 * 1048576 + 48 * 4096 + \
@@ -1232,8 +1244,13 @@ static int colibri_i_load_regions(colibri_file *f)
         }
         if ((code = colibri_i_load_copy(f, k, f->i_regions[k][0], &is_sound)) != 0)
             return code;
-        if (is_sound)
+        if (is_sound) {
+            if ((code = colibri_i_check_copy(f, k, f->i_regions[k][1], &is_sound)) != 0)
+                return code;
+            if (!is_sound)
+                colibri_i_warn(f, COLIBRI_REGION_END, k);
             continue;
+        }
         if ((code = colibri_i_load_copy(f, k, f->i_regions[k][1], &is_sound)) != 0)
             return code;
         if (!is_sound)
@@ -2572,12 +2589,13 @@ COLIBRI_API const colibri_warning *colibri_warnings(const colibri_file *file, ui
 
 COLIBRI_API void colibri_warning_text(const colibri_warning *warning, char *text, size_t size)
 {
-    int is_end = warning->place == COLIBRI_SUPERBLOCK_END || warning->place == COLIBRI_VOLUME_END;
+    int is_end = warning->place == COLIBRI_SUPERBLOCK_END || warning->place == COLIBRI_VOLUME_END ||
+                 warning->place == COLIBRI_REGION_END;
     const char *end = is_end ? "end" : "start";
     if (warning->place <= COLIBRI_SUPERBLOCK_END)
         snprintf(text, size, "the superblock at the %s is damaged", end);
-    else if (warning->place == COLIBRI_REGION_START)
-        snprintf(text, size, "the %s region at the start is damaged", colibri_i_region_names[warning->number & 7]);
+    else if (warning->place == COLIBRI_REGION_START || warning->place == COLIBRI_REGION_END)
+        snprintf(text, size, "the %s region at the %s is damaged", colibri_i_region_names[warning->number & 7], end);
     else
         snprintf(text, size, "the page at the %s of volume %" PRIu32 " is damaged", end, warning->number);
 }
