@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
+from colibri_format import UsageError
 from colibri_runtime.decoder_errors import ModelError
-from colibri_runtime.gguf_tokenizer import spm_merges
+from colibri_runtime.gguf_tokenizer import _byte_signs, spm_merges
 from colibri_runtime.pretokenizers import PATTERNS, pre_tokenizer
 from colibri_runtime.tokenizer import Tokenizer, load_tokenizer
 
@@ -271,7 +272,6 @@ def _last(tokenizer: Tokenizer, token: int) -> str:
     ("change", "told"),
     [
         (lambda keys: keys["tokens"].__setitem__(0, "\u0120"), "twice"),
-        (lambda keys: keys["tokens"].__setitem__(0, "zz"), "byte tokens"),
         (lambda keys: keys["tokens"].__setitem__(-1, "x" * 5000), "5000 characters"),
         (lambda keys: keys.update(pre=["gpt-2"]), "no text"),
     ],
@@ -314,3 +314,24 @@ def test_whatever_the_tokenizers_library_raises_is_one_error(record: dict[str, A
         load_tokenizer(Files(tokenizer_json=data)).encode("b" + "a" * 40)
     except ModelError as error:
         assert error.code == "bad-tokenizer"
+
+
+def test_text_of_bytes_that_the_vocabulary_lacks_is_refused_and_other_text_is_not() -> None:
+    keys = byte_keys()
+    place = keys["tokens"].index("\u00c3")  # stands for byte 0xC3, the first of an e with an accent
+    keys["tokens"][place] = "zz"
+    tokenizer = from_keys(keys)
+
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+    with pytest.raises(UsageError) as caught:
+        tokenizer.encode("h\u00e9llo")
+    assert caught.value.code == "bad-prompt"
+    assert "0xc3" in str(caught.value)
+
+
+def test_bytes_stand_for_the_characters_that_the_library_gives_them() -> None:
+    assert set(_byte_signs()) == set(ByteLevel.alphabet())
+    signs = _byte_signs()
+    text = "A z\n\u00e9"
+    split = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    assert "".join(signs[byte] for byte in text.encode()) == "".join(part for part, _ in split)

@@ -107,24 +107,28 @@ class GgufVocabulary:
 
     def _check_coverage(self) -> None:
         """Raises unless every text has tokens and every token one number: else text is lost."""
-        from tokenizers import pre_tokenizers
-
         known = set(self.tokens)
         if len(known) != len(self.tokens):
             twice = Counter(self.tokens).most_common(1)[0][0]
             self._malformed("tokens", f"holds {twice!r} twice", "each token once")
-        if self.kind == "gpt2":
-            needed = set(pre_tokenizers.ByteLevel.alphabet())
-        elif self.unknown is None:
-            needed = {f"<0x{byte:02X}>" for byte in range(256)}
-        else:
-            needed = set()
-        if missing := needed - known:
-            self._malformed(
-                "tokens",
-                f"lacks {len(missing)} byte tokens, {min(missing)!r} among them",
-                "a token for each of the 256 bytes",
-            )
+        if self.kind == "llama" and self.unknown is None:
+            missing = {f"<0x{byte:02X}>" for byte in range(256)} - known
+            if missing:
+                self._malformed(
+                    "tokens",
+                    f"lacks {len(missing)} byte tokens, {min(missing)!r} among them",
+                    "a token for each of the 256 bytes, or an unknown token",
+                )
+
+    def missing_bytes(self) -> frozenset[int]:
+        """Bytes that a byte-level vocabulary has no token for: texts with one cannot be encoded.
+
+        Real vocabularies lack those that UTF-8 never has, and some that training never met.
+        """
+        if self.kind != "gpt2":
+            return frozenset()
+        known = set(self.tokens)
+        return frozenset(byte for byte, sign in enumerate(_byte_signs()) if sign not in known)
 
     def _byte_level(self) -> Engine:
         from tokenizers import Tokenizer, decoders, models
@@ -213,6 +217,16 @@ class GgufVocabulary:
             required,
             "repack the source again",
         )
+
+
+def _byte_signs() -> list[str]:
+    """The printable character that stands for each byte (GPT-2's bytes_to_unicode).
+
+    Printable ones of Latin-1 stand for themselves, the others for U+0100 on, in order.
+    """
+    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in own else chr(next(others)) for byte in range(256)]
 
 
 def spm_merges(tokens: list[str], scores: list[float], types: list[int]) -> list[tuple[str, str]]:

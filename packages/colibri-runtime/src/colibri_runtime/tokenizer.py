@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+from colibri_format import UsageError
+
 from .decoder_errors import ModelError
 from .gguf_tokenizer import GgufVocabulary, guarded, parse_gguf_keys
 
@@ -44,10 +46,12 @@ class Tokenizer:
         suffix: Sequence[int] = (),
         *,
         where: object = "tokenizer",
+        missing_bytes: frozenset[int] = frozenset(),
     ) -> None:
         self._engine = engine
         self.source = source
         self._where = where
+        self._missing_bytes = missing_bytes
         self._prefix = list(prefix)
         self._suffix = list(suffix)
 
@@ -57,7 +61,19 @@ class Tokenizer:
         return self._engine.get_vocab_size()
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Tokens of `text`; with `add_special` bos and eos where this tokenizer sets them."""
+        """Tokens of `text`; with `add_special` bos and eos where this tokenizer sets them.
+
+        Raises:
+            UsageError: `bad-prompt` when the vocabulary has no token for a byte of `text`.
+            ModelError: `bad-tokenizer` when the tokenizer fails.
+        """
+        if self._missing_bytes and (lost := self._missing_bytes.intersection(text.encode())):
+            raise UsageError(
+                "bad-prompt",
+                self._where,
+                f"the text has byte 0x{min(lost):02x} in UTF-8, which the vocabulary lacks",
+                "bytes that the vocabulary has tokens for",
+            )
         with guarded(self._where, f"encoding with {self.source}"):
             ids = list(self._engine.encode(text, add_special_tokens=add_special).ids)
         return [*self._prefix, *ids, *self._suffix] if add_special else ids
@@ -119,7 +135,14 @@ def load_tokenizer(file: FileSource) -> Tokenizer:
         engine = vocabulary.engine()
         prefix = _required(vocabulary, "bos") if vocabulary.add_bos else []
         suffix = _required(vocabulary, "eos") if vocabulary.add_eos else []
-        return Tokenizer(engine, GGUF_FILE, prefix, suffix, where=file.path)
+        return Tokenizer(
+            engine,
+            GGUF_FILE,
+            prefix,
+            suffix,
+            where=file.path,
+            missing_bytes=vocabulary.missing_bytes(),
+        )
     raise ModelError(
         "missing-tokenizer",
         file.path,
