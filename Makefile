@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PACKAGES := $(wildcard packages/*)
 EDITABLE := $(foreach package,$(PACKAGES),-e ./$(package))
 PROJECTS := pyproject.toml constraints.txt $(PACKAGES:=/pyproject.toml) \
-  $(wildcard packages/*/setup.py packages/*/csrc/*)
+  $(wildcard packages/*/setup.py packages/*/csrc/*.[ch] packages/*/csrc/*/*.[ch])
 PIP := -m pip --disable-pip-version-check
 SMOLLM2 := $(ORACLE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
 

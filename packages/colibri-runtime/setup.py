@@ -1,0 +1,128 @@
+"""Builds csrc/ into a shared library that _native.py loads with ctypes.
+
+The library belongs to no Python version: wheels are py3-none-PLATFORM. Where it cannot be built the
+package still installs and computes in NumPy, slowly; COLIBRI_REQUIRE_NATIVE=1 makes that an error.
+"""
+
+import hashlib
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, ExecError, PlatformError
+
+HERE = Path(__file__).parent
+CSRC = HERE / "csrc"
+# Results are the same for every build: no contraction to FMA but where the source says so, no
+# reordering. They come last, so that CFLAGS of the environment cannot undo them.
+FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-fno-fast-math",
+         "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread"]  # fmt: skip
+# Sources in csrc/isa/ are compiled once for each of these; which runs is decided where it runs.
+X86 = {
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq",
+               "-mavx512vl", "-mavx512vnni"],
+}  # fmt: skip
+
+
+def build_id():
+    """Hash of the C sources, names and bytes; _native.py computes the same in a checkout."""
+    digest = hashlib.sha256()
+    for path in sorted(CSRC.rglob("*.[ch]")):
+        name = path.relative_to(CSRC).as_posix().encode()
+        digest.update(name + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+class BuildNative(build_ext):
+    """Compiles without Python's headers and links without its name suffix."""
+
+    def get_ext_filename(self, ext_name):
+        suffix = ".dll" if sys.platform == "win32" else ".so"
+        return str(Path(*ext_name.split("."))) + suffix
+
+    def get_export_symbols(self, ext):
+        return []
+
+    def build_extension(self, ext):
+        output = Path(self.get_ext_fullpath(ext.name))
+        output.unlink(missing_ok=True)  # of an earlier build, which must not pass for this one
+        try:
+            self._build(ext, output)
+        except (CCompilerError, ExecError, PlatformError, OSError) as error:
+            self._give_up(output, error)
+
+    def _build(self, ext, output):
+        is_x86 = platform.machine() in ("x86_64", "AMD64") and "arm64" not in os.environ.get(
+            "ARCHFLAGS", ""
+        )
+        # Sanitizers and the like; last, so that they win.
+        extra = shlex.split(os.environ.get("COLIBRI_CFLAGS", ""))
+        common = [("COLIBRI_BUILD_ID", f'"{build_id()}"')]
+        if is_x86:
+            common.append(("COLIBRI_X86", "1"))
+        isas = {"base": [], **(X86 if is_x86 else {})}
+        jobs = [("", path, []) for path in sorted(CSRC.glob("*.c"))]
+        jobs += [
+            (isa, path, flags)
+            for isa, flags in isas.items()
+            for path in sorted((CSRC / "isa").glob("*.c"))
+        ]
+        objects = []
+        for isa, path, flags in jobs:
+            macros = [*common, ("COLIBRI_ISA_NAME", isa)] if isa else common
+            objects += self.compiler.compile(
+                [os.path.relpath(path)],
+                output_dir=str(Path(self.build_temp) / (isa or "plain")),
+                macros=macros,
+                depends=ext.depends,
+                extra_postargs=FLAGS + flags + extra,
+            )
+        output.parent.mkdir(parents=True, exist_ok=True)
+        self.compiler.link_shared_object(
+            objects,
+            str(output),
+            libraries=[] if sys.platform == "win32" else ["m"],
+            extra_postargs=["-pthread", *extra],
+        )
+
+    def _give_up(self, output, error):
+        output.unlink(missing_ok=True)
+        text = (
+            f"colibri-runtime: its C library could not be built: {error}\n"
+            "Models will be computed in NumPy, many times slower. Install gcc or clang and "
+            "reinstall."
+        )
+        if os.environ.get("COLIBRI_REQUIRE_NATIVE") == "1":
+            sys.exit(f"{text}\nCOLIBRI_REQUIRE_NATIVE=1 makes this an error.")
+        bar = "!" * 78
+        sys.stderr.write(f"\n{bar}\n{text}\n{bar}\n\n")
+
+
+class NativeWheel(bdist_wheel):
+    """Tags the wheel for every Python 3 on this platform."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+def relative(pattern):
+    return sorted(path.relative_to(HERE).as_posix() for path in CSRC.rglob(pattern))
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "colibri_runtime.libcolibri_runtime",
+            relative("*.c"),
+            depends=relative("*.h"),
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": NativeWheel},
+)
