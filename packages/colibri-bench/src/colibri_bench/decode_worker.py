@@ -1,0 +1,64 @@
+"""Our engine in a process of its own: generates tokens, and says how long they took and why.
+
+Run as `python -m colibri_bench.decode_worker REQUEST`, REQUEST and answer being JSON objects.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from colibri_runtime import RunConfig, Runtime
+from colibri_runtime.machine import peak_rss_bytes
+
+from .work import count_work
+
+
+def generate(request: dict[str, Any]) -> dict[str, Any]:
+    """Tokens a second after `n_warm` further tokens, and what the store did for them.
+
+    `request`: file, prompt (token numbers), n_warm, n_tokens, and `config`, arguments of
+    `RunConfig` by name.
+    """
+    started = time.perf_counter()
+    with Runtime.open(request["file"], RunConfig(**request["config"])) as runtime:
+        load_s = time.perf_counter() - started
+        logits = runtime.decoder.forward(request["prompt"])
+        for _ in range(request["n_warm"]):
+            logits = runtime.decoder.forward([int(np.argmax(logits))])
+        stats, before = runtime.store.stats.total(), count_work()
+        made: list[int] = []
+        times_s: list[float] = []
+        for _ in range(request["n_tokens"]):
+            begun = time.perf_counter()
+            made.append(int(np.argmax(logits)))
+            logits = runtime.decoder.forward([made[-1]])
+            times_s.append(time.perf_counter() - begun)
+        after, spent = count_work(), runtime.store.stats.total().minus(stats)
+        return {
+            "tokens": made,
+            "n_tokens": len(made),
+            "tokens_per_s": len(made) / sum(times_s),
+            "times_s": times_s,
+            "load_s": load_s,
+            "n_major_faults": after.n_major - before.n_major,
+            "read_bytes": spent.read_bytes,
+            "cpu_s": after.cpu_s - before.cpu_s,
+            "stall_s": spent.stall_ns / 1e9,
+            "hit_rate": spent.hit_rate,
+            "budget_bytes": runtime.plan.budget_bytes,
+            "planned_bytes": runtime.plan.total_bytes,
+            "n_slots": runtime.plan.n_slots,
+            "n_blocks": runtime.plan.n_blocks,
+            "slot_bytes": runtime.plan.slot_bytes,
+            "peak_rss_bytes": peak_rss_bytes(),
+            "backend": runtime.backend.name,
+        }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(generate(json.loads(sys.argv[1]))) + "\n")
