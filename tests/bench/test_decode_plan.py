@@ -140,12 +140,12 @@ def test_command_measures_without_limit(demo_file, tmp_path, capsys, monkeypatch
     # The page cache of the machine is no test's to empty.
     monkeypatch.setattr("colibri_bench.decode_run.drop_caches", lambda *files: _Kept())
     monkeypatch.setattr("colibri_bench.cmd_decode.read_ahead", _no_read_ahead)
-    out = tmp_path / "results.json"
+    out = tmp_path / "results"
     options = ["--budgets", "none", "--rounds", "1", "--warm", "1", "--tokens", "2"]
 
     assert main(["decode", str(demo_file), *options, "--context", "64", "--out", str(out)]) == 0
 
-    record = json.loads(out.read_text())
+    record = json.loads((out / "decode.json").read_text())
     assert record["rows"][0]["n_failed"] == 0, record
     assert record["rows"][0]["tokens_per_s"] > 0
     assert record["command"][:3] == ["colibri", "bench", "decode"]

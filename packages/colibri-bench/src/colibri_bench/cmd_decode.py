@@ -14,13 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 import colibri_format
-from colibri_format import StorageError, UsageError, format_size, parse_model
+from colibri_format import UsageError, format_size, parse_model
 from colibri_format.command import EXIT_OK, run_command
 
 from .decode_plan import N_PROMPT, Arm, Limit, parse_limits, peer_arms, plan_prompts, plan_runs
 from .decode_run import Outcome, Work, run_all
 from .decode_summary import Row, same_tokens, summarise
+from .machine_facts import describe_machine
 from .read_ahead import read_ahead
+from .results import Results, save_results
 
 _LIMITS = "none,75%,50%,35%,25%,15%"
 _PEER_READ_AHEAD_KB = 128
@@ -77,20 +79,32 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         console.print(f"interrupted after {len(outcomes)} of {len(runs)} runs: what there is")
     rows = summarise(outcomes)
-    record = {
-        "command": ["colibri", "bench", "decode", *(sys.argv[1:] if argv is None else argv)],
-        "file": str(arguments.file),
-        "rows": [row.as_dict() for row in rows],
-        "runs": [outcome.as_dict() for outcome in outcomes],
-        "same_tokens": same_tokens(outcomes),
-    }
+    is_same = same_tokens(outcomes)
+    results = Results(
+        kind="decode",
+        command=["colibri", "bench", "decode", *(sys.argv[2:] if argv is None else argv)],
+        machine=describe_machine(arguments.file).as_dict(),
+        rows=[row.as_dict() for row in rows],
+        notes=_notes(outcomes, is_same=is_same),
+        is_complete=len(outcomes) == len(runs),
+        extra={"file": str(arguments.file), "runs": [outcome.as_dict() for outcome in outcomes]},
+    )
     if arguments.out is not None:
-        _save(arguments.out, record)
+        save_results(results, arguments.out)
     if arguments.json:
-        print(json.dumps(record))
+        print(json.dumps(results.as_dict()))
         return EXIT_OK
-    _print(rows, outcomes, record["same_tokens"])
+    _print(rows, results.notes)
     return EXIT_OK
+
+
+def _notes(outcomes: Sequence[Outcome], *, is_same: bool) -> list[str]:
+    states = sorted({outcome.cache_state for outcome in outcomes})
+    notes = [f"before each run: {'; '.join(states)}"]
+    if not all(outcome.is_cold for outcome in outcomes):
+        notes.append("the starts were not surely cold: run as root for that")
+    same = "all engines made the same tokens" if is_same else "the engines made different tokens"
+    return [*notes, same]
 
 
 def _config(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -123,14 +137,7 @@ def _check_peer(arguments: argparse.Namespace) -> None:
         raise UsageError("no-gguf", arguments.gguf, "is no file", "the same model as a GGUF")
 
 
-def _save(path: Path, record: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(record, indent=1) + "\n")
-    except OSError as error:
-        raise StorageError.of(error, path, "writing results") from error
-
-
-def _print(rows: Sequence[Row], outcomes: Sequence[Outcome], is_same: object) -> None:
+def _print(rows: Sequence[Row], notes: Sequence[str]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("limit")
     table.add_column("engine")
@@ -153,12 +160,11 @@ def _print(rows: Sequence[Row], outcomes: Sequence[Outcome], is_same: object) ->
             "" if row.peak_bytes is None else format_size(row.peak_bytes),
         )
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
     console.print(table)
-    states = {outcome.cache_state for outcome in outcomes}
-    console.print(f"before each run: {'; '.join(sorted(states))}")
-    console.print(
-        "all engines made the same tokens" if is_same else "the engines made different tokens"
-    )
+    for note in notes:
+        console.print(note)
 
 
 def _counts(text: str) -> list[int]:
@@ -215,6 +221,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick", action="store_true", help="one round of 8 tokens: under a minute, and rough"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write all results here as JSON")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")
     parser.add_argument("--json", action="store_true", help="print all results as JSON")
     return parser

@@ -1,0 +1,139 @@
+"""Results of a benchmark on disk: one JSON file that says all, and its rows as Parquet."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from colibri_format import StorageError
+
+from .errors import BenchError
+
+VERSION: Final = 1
+KINDS: Final = ("io", "decode", "cache", "timeline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What a benchmark of one kind found.
+
+    `rows` are flat: one dictionary a figure, equal keys. `notes` are sentences for people: cache
+    state, what was refused, what the figures do not say. `is_complete` is False after an
+    interrupt. `extra` holds what is no table.
+    """
+
+    kind: str
+    command: Sequence[str]
+    machine: dict[str, Any]
+    rows: Sequence[dict[str, Any]]
+    notes: Sequence[str] = ()
+    is_complete: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)
+    made_at: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return {
+            "colibri_bench": VERSION,
+            "kind": self.kind,
+            "made_at": self.made_at or now,
+            "command": list(self.command),
+            "is_complete": self.is_complete,
+            "machine": self.machine,
+            "notes": list(self.notes),
+            "rows": list(self.rows),
+            "extra": self.extra,
+        }
+
+
+def save_results(results: Results, folder: Path) -> list[Path]:
+    """Writes `KIND.json`, and `KIND.parquet` where pyarrow is installed; the files written.
+
+    Each replaces an earlier one of its name, and only when it is complete.
+
+    Raises:
+        StorageError: what the kernel refused.
+    """
+    target = folder / f"{results.kind}.json"
+    text = json.dumps(results.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(target, text.encode())
+    except OSError as error:
+        raise StorageError.of(error, target, "writing results") from error
+    table = _save_table(results, folder)
+    return [target] if table is None else [target, table]
+
+
+def _save_table(results: Results, folder: Path) -> Path | None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        return None
+    target = folder / f"{results.kind}.parquet"
+    part = target.with_name(f"{target.name}.part")
+    table = pyarrow.Table.from_pylist(list(results.rows))
+    about = {k: v for k, v in results.as_dict().items() if k != "rows"}
+    table = table.replace_schema_metadata({"colibri_bench": json.dumps(about)})
+    try:
+        pyarrow.parquet.write_table(table, part)
+        part.replace(target)
+    except OSError as error:
+        raise StorageError.of(error, target, "writing results") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def load_results(path: Path) -> Results:
+    """What `save_results` wrote.
+
+    Raises:
+        BenchError: `bad-results` when the file is something else.
+        StorageError: it cannot be read.
+    """
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError.of(error, path, "reading results") from error
+    except ValueError as error:
+        raise _bad(path, f"is no JSON: {error}") from error
+    if not isinstance(record, dict) or record.get("colibri_bench") != VERSION:
+        raise _bad(path, "does not say that it holds results of this version")
+    rows: list[dict[str, Any]] = record.get("rows") or []
+    is_table = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+    if record.get("kind") not in KINDS or not is_table:
+        raise _bad(path, "has no known kind or no rows")
+    return Results(
+        kind=record["kind"],
+        command=record.get("command", []),
+        machine=record.get("machine", {}),
+        rows=rows,
+        notes=record.get("notes", []),
+        is_complete=bool(record.get("is_complete", True)),
+        extra=record.get("extra", {}),
+        made_at=str(record.get("made_at", "")),
+    )
+
+
+def _replace(target: Path, data: bytes) -> None:
+    part = target.with_name(f"{target.name}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _bad(path: Path, found: str) -> BenchError:
+    return BenchError("bad-results", path, found, "a result file of colibri bench", "measure again")
