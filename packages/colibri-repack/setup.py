@@ -23,6 +23,7 @@ NATIVE = HERE / "src/colibri_repack/_native.py"
 # that CFLAGS of the environment cannot undo them. The other two change no result.
 FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-fno-fast-math",
          "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]  # fmt: skip
+SOURCES = ["convert.c", "decode.c", "encode.c", "interleave.c"]
 # The same source for each instruction set; which one runs is decided on the machine it runs on.
 X86 = {"avx2": ["-mavx2"], "avx512": ["-mavx512f", "-mavx512dq"]}
 
@@ -61,7 +62,7 @@ class BuildNative(build_ext):
         is_x86 = platform.machine() in ("x86_64", "AMD64") and "arm64" not in os.environ.get(
             "ARCHFLAGS", ""
         )
-        jobs = [("base", "convert.c", []), ("base", "decode.c", []), ("base", "encode.c", [])]
+        jobs = [("base", path, []) for path in SOURCES]
         if is_x86:
             jobs += [(isa, "encode.c", flags) for isa, flags in X86.items()]
         objects = []
@@ -105,7 +106,7 @@ setup(
     ext_modules=[
         Extension(
             "colibri_repack.libcolibri_repack",
-            ["csrc/convert.c", "csrc/decode.c", "csrc/encode.c"],
+            [f"csrc/{name}" for name in SOURCES],
             depends=sorted(f"csrc/{path.name}" for path in CSRC.glob("*.h")),
             optional=True,
         )

@@ -56,6 +56,19 @@ def test_text_is_that_of_llamacpp_under_a_small_budget(
             assert "".join(p.text for p in pieces) == tokenizer.decode(run["tokens"])
 
 
+def test_interleaved_rows_give_the_same_text(tmp_path: Path, recorded: dict[str, Any]) -> None:
+    repack(DEMO, tmp_path / "x16.colibri", layout="x16")
+    run = recorded["twin"]["greedy"][0]
+
+    with Runtime.open(tmp_path / "x16.colibri", CONFIG) as runtime:
+        assert runtime.reader.tensors["blk.0.attn_q.weight"].row_interleave == 16
+        tokenizer = load_tokenizer(runtime.reader)
+        tokens = tokenizer.encode(PROMPTS[0])
+        made = generate(runtime.decoder, tokenizer, tokens, Sampler(SamplingSpec()), max_tokens=8)
+
+        assert [piece.token for piece in made] == run["tokens"][:8]
+
+
 @pytest.mark.parametrize(("kind", "margin"), [("twin", 0.0), ("stored", 0.06)])
 def test_choices_differ_at_near_ties_alone(
     packed: Path, recorded: dict[str, Any], kind: str, margin: float

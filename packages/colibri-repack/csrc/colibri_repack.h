@@ -59,4 +59,20 @@ COLIBRI_EXPORT int32_t colibri_repack_convert(const uint8_t *src, int32_t src_ty
                                               int32_t dst_type, int64_t n, int64_t columns,
                                               const float *weights, uint32_t isa, int64_t *bad);
 
+/* Rows whose quant blocks stand interleaved (colibri-1.md, section 9). */
+#define COLIBRI_INTERLEAVE 16
+
+/* Writes a matrix of `n_groups` times 16 rows, `n_blocks` quant blocks each, interleaved; or, with
+ * `is_back`, an interleaved one plain.
+ *
+ * src, dst: n_groups * 16 * n_blocks * (sum of units) bytes each, any alignment, no overlap.
+ * units: (n_units) widths into which a quant block is cut, each 1, 2 or 4.
+ *
+ * Returns 0, or -EINVAL for sizes or widths that cannot be.
+ */
+COLIBRI_EXPORT int32_t colibri_repack_interleave(const uint8_t *src, uint8_t *dst,
+                                                 int64_t n_groups, int64_t n_blocks,
+                                                 const uint8_t *units, int32_t n_units,
+                                                 int32_t is_back);
+
 #endif

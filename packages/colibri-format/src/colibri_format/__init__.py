@@ -16,6 +16,7 @@ from .handles import Expert, Tensor
 from .interleave import can_interleave, deinterleave, interleave
 from .layout import (
     INDEX_DTYPE,
+    INTERLEAVE,
     NO_LAYOUT,
     DenseTensor,
     Extent,
@@ -44,6 +45,7 @@ __all__ = [
     "DTYPES",
     "DTYPES_BY_GGML_ID",
     "INDEX_DTYPE",
+    "INTERLEAVE",
     "MODEL_FILE",
     "NO_LAYOUT",
     "ColibriError",

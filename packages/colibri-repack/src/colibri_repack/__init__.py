@@ -6,6 +6,7 @@ from .errors import RepackError, SourceError
 from .facts import BlockSize, FileFacts, TypeTotal, facts_of_file, facts_of_plan
 from .families import FAMILIES, Checkpoint, Family, read_checkpoint
 from .imatrix import Imatrix
+from .kernel_layout import KernelLayout
 from .quantise import Quant
 from .recode import quantise_q8_0, recode
 from .repack_plan import RepackOptions, RepackPlan, plan_repack
@@ -20,6 +21,7 @@ __all__ = [
     "FileFacts",
     "Fp8Form",
     "Imatrix",
+    "KernelLayout",
     "Quant",
     "RepackError",
     "RepackOptions",

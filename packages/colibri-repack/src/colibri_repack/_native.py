@@ -19,12 +19,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_format import DType
+from colibri_format import INTERLEAVE, DType
 
 ABI: Final = 1
 # Hash of csrc/, compiled in: a library left over from older sources is refused. setup.py and
 # tests/repack/test_native.py say the value when it is due to change.
-BUILD_ID: Final = "bd590959e854ea24"
+BUILD_ID: Final = "826c65aa42c97afa"
 _NAME: Final = "libcolibri_repack" + (".dll" if sys.platform == "win32" else ".so")
 _NO_NATIVE: Final = "COLIBRI_NO_NATIVE"
 
@@ -64,12 +64,18 @@ class NativeLibrary:
             library.colibri_repack_isas.restype = ctypes.c_uint32
             self.isas = Isa(library.colibri_repack_isas() & 7)
             self._convert = library.colibri_repack_convert
+            self._interleave = library.colibri_repack_interleave
         except AttributeError as error:
             raise OSError(f"{path} is another library: {error}") from error
         self._convert.restype = ctypes.c_int32
         self._convert.argtypes = (
             ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64,
             ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint32, ctypes.POINTER(ctypes.c_int64),
+        )  # fmt: skip
+        self._interleave.restype = ctypes.c_int32
+        self._interleave.argtypes = (
+            ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p,
+            ctypes.c_int32, ctypes.c_int32,
         )  # fmt: skip
         self.best = max(isa for isa in Isa if isa in self.isas)
 
@@ -116,6 +122,34 @@ class NativeLibrary:
             raise ElementError(bad.value, code == -errno.ERANGE)
         if code:
             raise ValueError(f"{source_dtype.name} to {target_dtype.name}: {os.strerror(-code)}")
+
+    def interleave(
+        self,
+        source: NDArray[np.uint8],
+        target: NDArray[np.uint8],
+        dtype: DType,
+        n_blocks: int,
+        *,
+        is_back: bool = False,
+    ) -> None:
+        """Fill `target` with whole groups of 16 rows of `source`, interleaved or plain again.
+
+        Rows have `n_blocks` quant blocks of `dtype`; both arrays are contiguous (spec, section 9).
+
+        Raises:
+            ValueError: sizes or types that cannot be.
+        """
+        n_groups, rest = divmod(source.size, INTERLEAVE * n_blocks * dtype.block_bytes)
+        if rest or target.size != source.size:
+            raise ValueError(f"{source.size} bytes of {dtype.name} to {target.size}")
+        if not (source.flags.c_contiguous and target.flags.c_contiguous and target.flags.writeable):
+            raise ValueError("arrays must be contiguous, the target writeable")
+        units = bytes(dtype.units)
+        code = self._interleave(
+            source.ctypes.data, target.ctypes.data, n_groups, n_blocks, units, len(units), is_back
+        )
+        if code:
+            raise ValueError(f"interleaving {dtype.name}: {os.strerror(-code)}")
 
 
 @dataclass(frozen=True, slots=True)

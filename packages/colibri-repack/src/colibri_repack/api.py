@@ -13,6 +13,7 @@ from .convert import Progress, check_output, convert
 from .decoding import Fp8Form
 from .families import Checkpoint, read_checkpoint
 from .imatrix import Imatrix
+from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
 from .part_plan import Conversion
 from .quantise import Quant
 from .recode import engine_name, is_slow
@@ -46,6 +47,7 @@ def repack(
     alignment: int = MIN_ALIGNMENT,
     family: str | None = None,
     fp8: str | Fp8Form = Fp8Form.BF16,
+    layout: str | KernelLayout = DEFAULT_LAYOUT,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> RepackReport:
@@ -68,6 +70,7 @@ def repack(
             imatrix=matrix,
             family=family,
             fp8=Fp8Form.of(fp8),
+            layout=KernelLayout.of(layout),
         )
         check_output(opened, output, *([matrix.path] if matrix else []))
         planned = _planned(opened, _checkpoint(opened, options), options)

@@ -158,7 +158,8 @@ def _print(
             for s in _segments(layout):
                 shape = " x ".join(map(str, s["shape"]))
                 place = (str(s["offset"]), str(s["size"]))
-                table.add_row(span, n_experts, s["role"], s["dtype"], shape, *place)
+                dtype = _dtype_text(s["dtype"], s["row_interleave"])
+                table.add_row(span, n_experts, s["role"], dtype, shape, *place)
                 span = n_experts = ""
     console.print()
     console.print(table)
@@ -168,7 +169,8 @@ def _print(
             if arguments.layer is None or tensor.layer == arguments.layer:
                 shape = " x ".join(map(str, tensor.shape))
                 at, size = str(tensor.offset), str(tensor.size)
-                table.add_row(Text(printable(tensor.name)), tensor.dtype.name, shape, at, size)
+                dtype = _dtype_text(tensor.dtype.name, tensor.row_interleave)
+                table.add_row(Text(printable(tensor.name)), dtype, shape, at, size)
         console.print()
         console.print(table)
     if arguments.blocks:
@@ -185,6 +187,10 @@ def _print(
         console.print()
         console.print(table)
     print_warnings(reader.path, reader.warnings)
+
+
+def _dtype_text(name: str, row_interleave: int) -> str:
+    return f"{name} x{row_interleave}" if row_interleave else name
 
 
 def _runs(reader: Reader, layers: list[int]) -> list[tuple[int, int]]:

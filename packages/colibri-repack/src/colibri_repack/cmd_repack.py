@@ -23,6 +23,7 @@ from .cmd_shared import (
 )
 from .decoding import Fp8Form
 from .families import AUTO, FAMILIES
+from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
 from .quantise import Quant
 from .repack_plan import MIN_ALIGNMENT, RepackOptions
 from .report import RepackReport
@@ -57,6 +58,7 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 imatrix=imatrix,
                 family=arguments.family,
                 fp8=Fp8Form.of(arguments.fp8),
+                layout=KernelLayout.of(arguments.layout),
             )
             report = RepackReport.of(plan(source, options), Path(source), output)
     else:
@@ -71,6 +73,7 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 alignment=arguments.block_size,
                 family=arguments.family,
                 fp8=arguments.fp8,
+                layout=arguments.layout,
                 overwrite=arguments.force,
                 progress=progress,
             )
@@ -140,6 +143,14 @@ def _parser() -> argparse.ArgumentParser:
         choices=[form.value for form in Fp8Form],
         default=Fp8Form.BF16.value,
         help="what FP8 weights with block scales become: bf16 (default), f32, or kept as they are",
+    )
+    parser.add_argument(
+        "--layout",
+        choices=[layout.value for layout in KernelLayout],
+        default=DEFAULT_LAYOUT.value,
+        help="how quantised matrices stand: plain rows as in GGUF, x16 with 16 rows interleaved, "
+        "auto as the native kernels read each type fastest; the numbers are the same, and export "
+        f"gives plain rows back; default: {DEFAULT_LAYOUT.value}",
     )
     parser.add_argument(
         "--family",

@@ -19,6 +19,7 @@ from .errors import RepackError, SourceError
 from .part_plan import Conversion, Part
 from .recode import UNIT_ELEMENTS, element, recode
 from .repack_plan import TILE_BYTES, BlockJob, FileJob, RepackPlan, TensorJob
+from .row_groups import interleave_rows
 from .sources import Source
 
 Progress = Callable[[int, int], None]
@@ -128,12 +129,16 @@ class _Copier:
     def copy(self, part: Part, sink: Sink) -> None:
         is_copy = part.conversion is Conversion.COPY
         step = TILE_BYTES if is_copy else _convert_bytes(part)
+        if part.row_interleave:
+            step = _group_bytes(part, step)
         weights = part.importance.read() if part.importance else None
         size = part.source.size
         for start in range(0, size, step):
             tile = self._tile[: min(step, size - start)]
             part.source.read_into(self._source, start, tile.data)
             out = tile if is_copy else _converted(part, tile, start, weights)
+            if part.row_interleave:
+                out = interleave_rows(out, part.dtype, part.source.shape[-1])
             sink.write(out)
             self._report(out.nbytes)
 
@@ -153,6 +158,12 @@ def _convert_bytes(part: Part) -> int:
     unit = part.source.shape[-1] if part.importance else UNIT_ELEMENTS
     n_elements = max(_CONVERT_ELEMENTS // unit, 1) * unit
     return part.source.dtype.size_bytes((n_elements,))
+
+
+def _group_bytes(part: Part, step: int) -> int:
+    """About `step` bytes of the slice, whole groups of rows; one group at least."""
+    group = part.row_interleave * part.source.dtype.row_bytes(part.source.shape[-1])
+    return max(step // group, 1) * group
 
 
 def _converted(

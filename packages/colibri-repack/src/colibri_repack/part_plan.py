@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from colibri_format import DTYPES, DType, Role
+from colibri_format import DTYPES, INTERLEAVE, DType, Role
 
 from .decoding import FP8_DTYPES, Slice
 from .errors import RepackError
 from .families import Checkpoint, is_matrix
 from .imatrix import Imatrix, Importance
+from .kernel_layout import FASTER_INTERLEAVED, KernelLayout, is_looked_up, obstacle
 from .quantise import MixFacts, Quant, fitting, is_value, mixed
 from .recode import RECODABLE
 
@@ -31,13 +32,15 @@ class Conversion(Enum):
 class Part:
     """One slice of the source on its way into the file; `dtype` is what it becomes.
 
-    `importance` weighs the columns when it is quantised.
+    `importance` weighs the columns when it is quantised; `row_interleave` is 0, or how many rows
+    are interleaved (spec, section 9).
     """
 
     source: Slice
     conversion: Conversion
     dtype: DType
     importance: Importance | None = None
+    row_interleave: int = 0
 
     @property
     def size(self) -> int:
@@ -56,7 +59,9 @@ class PartPlanner:
         *,
         may_requantise: bool = False,
         imatrix: Imatrix | None = None,
+        layout: KernelLayout = KernelLayout.PLAIN,
     ) -> None:
+        self.layout = layout
         self.quant = quant
         self.dense_quant = dense_quant
         self.may_requantise = may_requantise
@@ -77,6 +82,7 @@ class PartPlanner:
         self._fallbacks: dict[str, str] = {}
         self._requantised: dict[str, int] = {}
         self._unweighed: dict[str, None] = {}
+        self._kept_plain: dict[str, dict[str, None]] = {}
 
     def dense(self, name: str, layer: int | None, part: Slice) -> Part:
         """The dense tensor `name`.
@@ -84,6 +90,12 @@ class PartPlanner:
         Raises:
             RepackError: `requantize`, and `imatrix-size` from the importance matrix.
         """
+        planned = self._dense(name, layer, part)
+        if not is_matrix(name) or is_looked_up(name, is_tied=self._facts.is_tied):
+            return planned
+        return self._laid_out(name, planned)
+
+    def _dense(self, name: str, layer: int | None, part: Slice) -> Part:
         if self.dense_quant is Quant.KEEP:
             return Part(part, Conversion.COPY, part.dtype)
         _refuse_kept_fp8(part, self.dense_quant)
@@ -93,14 +105,23 @@ class PartPlanner:
 
     def expert(self, layer: int, expert: int, role: Role, part: Slice) -> Part:
         """The segment `role` of an expert; raises as `dense`."""
+        planned = self._expert(layer, expert, role, part)
+        return (
+            self._laid_out(self._stack(layer, role), planned) if role in _MATRIX_ROLES else planned
+        )
+
+    def _expert(self, layer: int, expert: int, role: Role, part: Slice) -> Part:
         if self.quant is Quant.KEEP:
             return Part(part, Conversion.COPY, part.dtype)
         _refuse_kept_fp8(part, self.quant)
         if role not in _MATRIX_ROLES:
             return self._plain(part)
+        return self._matrix(self.quant, self._stack(layer, role), layer, part, expert)
+
+    def _stack(self, layer: int, role: Role) -> str:
+        """The name of all experts' matrices together."""
         suffix = "_exps" if self._n_experts > 1 else ""
-        name = f"blk.{layer}.ffn_{_MATRIX_ROLES[role]}{suffix}.weight"
-        return self._matrix(self.quant, name, layer, part, expert)
+        return f"blk.{layer}.ffn_{_MATRIX_ROLES[role]}{suffix}.weight"
 
     def notes(self) -> list[str]:
         """What was decided otherwise than asked, or at a price."""
@@ -117,7 +138,19 @@ class PartPlanner:
                 f"the importance matrix lacks {len(self._unweighed)} tensors, quantised without: "
                 f"{some(tuple(self._unweighed))}"
             )
+        for reason, kept in self._kept_plain.items():
+            notes.append(f"rows stay plain, {reason}: {some(kept)}")
         return notes
+
+    def _laid_out(self, name: str, part: Part) -> Part:
+        """`part` in the layout that is asked for; where that cannot be, plain and remembered."""
+        is_wanted = part.dtype.name in FASTER_INTERLEAVED or self.layout is KernelLayout.X16
+        if self.layout is KernelLayout.PLAIN or not is_wanted:
+            return part
+        if reason := obstacle(part.dtype, part.source.shape):
+            self._kept_plain.setdefault(reason, {})[name] = None
+            return part
+        return replace(part, row_interleave=INTERLEAVE)
 
     def _plain(self, part: Slice) -> Part:
         """Norms, router, biases: F32 whatever is asked; what is no float type stays.

@@ -23,6 +23,7 @@ from .decoding import Fp8Form
 from .errors import RepackError
 from .families import Checkpoint, DenseWeight
 from .imatrix import Imatrix
+from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
 from .part_plan import Conversion, Part, PartPlanner, some
 from .quantise import Quant
 from .sources import EmbeddedFile, Source
@@ -47,7 +48,7 @@ class RepackOptions:
     `dense_quant`: the same for dense tensors, None for as `quant`. `may_requantise`: whether
     quantised matrices may be quantised again. `imatrix`: open importance matrix.
     `family`: a family's name or `auto`, None for what the source says; `fp8`: what weights with
-    FP8 block scales become.
+    FP8 block scales become; `layout`: how matrices stand.
     """
 
     quant: Quant = Quant.KEEP
@@ -57,6 +58,7 @@ class RepackOptions:
     imatrix: Imatrix | None = None
     family: str | None = None
     fp8: Fp8Form = Fp8Form.BF16
+    layout: KernelLayout = DEFAULT_LAYOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         options.quant if options.dense_quant is None else options.dense_quant,
         may_requantise=options.may_requantise,
         imatrix=options.imatrix,
+        layout=options.layout,
     )
     dense = [
         (weight, parts_planner.dense(weight.name, weight.layer, weight.part))
@@ -173,6 +176,7 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         + 2 * file.index_bytes
         + _RECODING_BYTES * any(part.conversion is Conversion.RECODE for part in planned_parts)
         + _DECODING_BYTES * any(part.source.decoder for part in planned_parts)
+        + TILE_BYTES * any(part.row_interleave for part in planned_parts)
     )
     return RepackPlan(
         checkpoint=checkpoint,
@@ -192,7 +196,7 @@ def _layer_layout(source: Source, jobs: Sequence[BlockJob], roles: Sequence[Role
 
     def layout(job: BlockJob) -> tuple[SegmentSpec, ...]:
         return tuple(
-            SegmentSpec(role, part.dtype, part.source.shape)
+            SegmentSpec(role, part.dtype, part.source.shape, part.row_interleave)
             for role, part in zip(roles, job.parts, strict=True)
         )
 
@@ -211,7 +215,7 @@ def _layer_layout(source: Source, jobs: Sequence[BlockJob], roles: Sequence[Role
 
 
 def _tensor_spec(weight: DenseWeight, part: Part) -> TensorSpec:
-    return TensorSpec(weight.name, part.dtype, weight.part.shape, weight.layer)
+    return TensorSpec(weight.name, part.dtype, weight.part.shape, weight.layer, part.row_interleave)
 
 
 def _parts_of(
@@ -276,6 +280,7 @@ def _metadata(
         **routing,
         "dropped_tensors": list(checkpoint.dropped),
         "family": checkpoint.family.name,
+        "layout": options.layout.value,
         "order": "layer-major",
         "quantisation": options.quant.value,
         **_dense_quantisation(options),
