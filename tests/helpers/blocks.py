@@ -20,7 +20,8 @@ from colibri_format import (
 )
 from colibri_format.checksum import checksum
 from colibri_format.layout import block_seed, round_up
-from colibri_runtime.disk import BlockRead, IoMode, IoReport
+from colibri_runtime.disk import BlockRead, IoReport
+from colibri_runtime.disk_files import IoMode
 
 ALIGNMENT = 4096
 

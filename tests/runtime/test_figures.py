@@ -8,7 +8,8 @@ from colibri_format import parse_size
 from colibri_runtime.budget import MemoryNeeds, plan_memory
 from colibri_runtime.cmd_progress import ProgressBars
 from colibri_runtime.config import RunConfig
-from colibri_runtime.disk import IoMode, IoReport
+from colibri_runtime.disk import IoReport
+from colibri_runtime.disk_files import IoMode
 from colibri_runtime.figures import Phase, explain_stall, prefetch_waste, profile_rows
 from colibri_runtime.stats import LayerStats
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from colibri_format import FormatError, StorageError, UsageError
 from colibri_runtime.blocks import block_slot_bytes
-from colibri_runtime.disk import open_blocks
+from colibri_runtime.disk_files import open_blocks
 from colibri_runtime.disk_threads import ThreadsEngine
 from colibri_runtime.pool import Pool
 from colibri_runtime.slots import SlotPlan, plan_slots
@@ -40,7 +40,7 @@ def step_store(n_slots, *, n_experts=4, layouts=LAYOUTS, plan=None, absent=(), *
 def file_store(path, n_slots, *, read=os.preadv, n_experts=4, **options):
     source = make_source(path, layouts=LAYOUTS, n_experts=n_experts)
     file = open_blocks(path, probe=None, direct=False)
-    engine = ThreadsEngine(file, read=read, sleep=lambda seconds: None)
+    engine = ThreadsEngine([file], read=read, sleep=lambda seconds: None)
     plan = make_plan(source, n_slots, **options)
     return source, Store(source, Pool(n_slots, block_slot_bytes(source)), engine, plan)
 
@@ -579,7 +579,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.fail_every = fail_every
         plan = make_plan(SOURCE, n_slots)
         file = open_blocks(SOURCE.path, probe=None, direct=False)
-        engine = ThreadsEngine(file, read=self.read)
+        engine = ThreadsEngine([file], read=self.read)
         pool = Pool(n_slots, block_slot_bytes(SOURCE))
         self.budget = pool.mapped_bytes
         self.store = Store(SOURCE, pool, engine, plan)

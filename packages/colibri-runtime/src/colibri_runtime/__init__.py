@@ -7,7 +7,11 @@ from .cache import Cache
 from .config import RunConfig
 from .decoder import Decoder, RoutingObserver
 from .decoder_errors import ModelError
-from .disk import BlockRead, DiskEngine, IoMode, IoReport, open_blocks
+from .disk import BlockRead, DiskEngine, EngineName, IoReport, Trial
+from .disk_choice import open_engine
+from .disk_files import BlockFile, IoMode, OpenFile, open_blocks
+from .disk_mmap import MmapEngine
+from .disk_queue import QueueEngine
 from .disk_threads import ThreadsEngine
 from .errors import BudgetError
 from .generate import Piece, StopReason, generate, prompt_tokens
@@ -24,12 +28,14 @@ from .weights import Weights, load_weights
 
 __all__ = [
     "Backend",
+    "BlockFile",
     "BlockRead",
     "BlockSource",
     "BudgetError",
     "Cache",
     "Decoder",
     "DiskEngine",
+    "EngineName",
     "FeedForward",
     "IoMode",
     "IoReport",
@@ -40,11 +46,14 @@ __all__ = [
     "Matrix",
     "MemoryNeeds",
     "MemoryPlan",
+    "MmapEngine",
     "ModelError",
+    "OpenFile",
     "Piece",
     "Policy",
     "Pool",
     "PoolReport",
+    "QueueEngine",
     "RoutingObserver",
     "RunConfig",
     "Runtime",
@@ -56,6 +65,7 @@ __all__ = [
     "Store",
     "ThreadsEngine",
     "Tokenizer",
+    "Trial",
     "Weights",
     "backend_names",
     "describe_needs",
@@ -64,6 +74,7 @@ __all__ = [
     "load_tokenizer",
     "load_weights",
     "open_blocks",
+    "open_engine",
     "open_store",
     "plan_memory",
     "plan_run",

@@ -10,7 +10,8 @@ from colibri_format import format_size
 
 from .budget import MemoryPlan
 from .config import RunConfig
-from .disk import IoMode, IoReport
+from .disk import IoReport
+from .disk_files import IoMode
 from .stats import LayerStats
 
 STALL_SHARE: Final = 0.1

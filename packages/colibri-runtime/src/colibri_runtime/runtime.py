@@ -28,7 +28,7 @@ from .blocks import block_slot_bytes, count_blocks, first_block, plan_read, slot
 from .budget import MemoryNeeds, MemoryPlan, default_budget, index_bytes, plan_memory
 from .config import RunConfig
 from .decoder import Decoder, RoutingObserver
-from .disk import open_blocks
+from .disk_files import open_blocks
 from .disk_threads import ThreadsEngine
 from .kv_cache import KvCache, kv_cache_bytes
 from .machine import available_bytes
@@ -240,7 +240,7 @@ def open_store(reader: Reader, plan: MemoryPlan, config: RunConfig) -> Store:
     except BaseException:
         pool.close()
         raise
-    engine = ThreadsEngine(file, n_threads=config.io_threads, is_verified=config.is_verified)
+    engine = ThreadsEngine([file], n_threads=config.io_threads, is_verified=config.is_verified)
     return Store(reader, pool, engine, plan.slots)
 
 
