@@ -126,4 +126,5 @@ def test_without_a_figure_a_budget_must_be_given():
 def test_the_plan_goes_into_json():
     record = plan_memory(90 * MIB, needs_of()).as_dict()
 
-    assert record["slots"]["n_slots"] == record["n_slots"]
+    classes = record["slots"]["classes"]
+    assert sum(c["plan"]["n_slots"] for c in classes) == record["n_slots"]

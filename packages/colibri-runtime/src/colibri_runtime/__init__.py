@@ -1,7 +1,7 @@
 """Generates text from `.colibri` files inside a hard memory budget."""
 
 from .backend import Backend, FeedForward, Matrix, backend_names, load_backend
-from .blocks import BlockSource
+from .blocks import BlockSource, BlockTable
 from .budget import MemoryNeeds, MemoryPlan, plan_memory
 from .cache import Cache
 from .config import RunConfig
@@ -14,15 +14,18 @@ from .disk_mmap import MmapEngine
 from .disk_queue import QueueEngine
 from .disk_threads import ThreadsEngine
 from .errors import BudgetError
+from .fetch import Fetch
 from .generate import Piece, StopReason, generate, prompt_tokens
 from .kv_cache import KvCache
+from .lease import Lease
 from .policy import LayerLru, Policy
 from .pool import Pool, PoolReport
+from .pool_plan import PoolPlan, SlotClass, equal_slots, plan_pool
 from .runtime import Runtime, describe_needs, open_store, plan_run, read_model
 from .sampler import Sampler, SamplingSpec
 from .slots import SlotPlan, plan_slots
 from .stats import LayerStats, Stats
-from .store import Lease, Store
+from .store import Store, StorePart
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import Weights, load_weights
 
@@ -31,12 +34,14 @@ __all__ = [
     "BlockFile",
     "BlockRead",
     "BlockSource",
+    "BlockTable",
     "BudgetError",
     "Cache",
     "Decoder",
     "DiskEngine",
     "EngineName",
     "FeedForward",
+    "Fetch",
     "IoMode",
     "IoReport",
     "KvCache",
@@ -52,6 +57,7 @@ __all__ = [
     "Piece",
     "Policy",
     "Pool",
+    "PoolPlan",
     "PoolReport",
     "QueueEngine",
     "RoutingObserver",
@@ -59,16 +65,19 @@ __all__ = [
     "Runtime",
     "Sampler",
     "SamplingSpec",
+    "SlotClass",
     "SlotPlan",
     "Stats",
     "StopReason",
     "Store",
+    "StorePart",
     "ThreadsEngine",
     "Tokenizer",
     "Trial",
     "Weights",
     "backend_names",
     "describe_needs",
+    "equal_slots",
     "generate",
     "load_backend",
     "load_tokenizer",
@@ -77,6 +86,7 @@ __all__ = [
     "open_engine",
     "open_store",
     "plan_memory",
+    "plan_pool",
     "plan_run",
     "plan_slots",
     "prompt_tokens",

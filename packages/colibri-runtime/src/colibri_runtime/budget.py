@@ -15,7 +15,7 @@ from colibri_format import UsageError, format_size
 
 from .errors import BudgetError
 from .pool import pool_bytes
-from .slots import SlotPlan, plan_slots
+from .pool_plan import PoolPlan, equal_slots
 
 SLOT_OVERHEAD: Final = 1024
 """Python objects that stand for one slot: array views, key, table entries (measured 0.6 KB)."""
@@ -76,7 +76,7 @@ class MemoryPlan:
     slot_waste: float
     n_slots: int
     n_blocks: int
-    slots: SlotPlan
+    slots: PoolPlan
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -132,11 +132,8 @@ def plan_memory(
         # A pool that grows past the size from which it is aligned loses some slots to that.
         while total_bytes(needs, n_slots, io_threads=io_threads) > budget_bytes:
             n_slots -= 1
-    slots = plan_slots(
-        n_slots=n_slots,
-        blocks_per_layer=needs.blocks_per_layer,
-        top_k=needs.top_k,
-        prefetch_depth=prefetch_depth,
+    slots = equal_slots(
+        needs.slot_bytes, needs.blocks_per_layer, n_slots, needs.top_k, prefetch_depth
     )
     notes = list(slots.notes)
     if needs.slot_waste > 0.1:
