@@ -490,6 +490,7 @@ def test_a_demand_waits_for_a_prefetch_that_has_begun_and_takes_its_slot():
 
     stats = store.stats.layers[1]
     assert (stats.n_prefetched, stats.n_prefetch_wasted) == (1, 1)
+    assert stats.wasted_bytes == stats.prefetch_bytes
     assert store.stats.layers[0].stall_ns > 0
 
 

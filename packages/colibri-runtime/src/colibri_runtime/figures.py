@@ -55,11 +55,6 @@ class Phase:
         }
 
 
-def prefetch_waste(stats: LayerStats, slot_bytes: int) -> int:
-    """Bytes that were read ahead and evicted without use."""
-    return stats.n_prefetch_wasted * slot_bytes
-
-
 def explain_stall(
     phase: Phase, plan: MemoryPlan, config: RunConfig, io: IoReport
 ) -> tuple[str, ...]:

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from colibri_format import UsageError
 
+from .errors import BudgetError
+from .pool import HUGE_PAGE, LEAST_HUGE_ARENA, mapped_bytes
 from .slots import SlotPlan, plan_slots
 
 Census = Sequence[dict[int, int]]
@@ -23,7 +28,10 @@ MAX_CLASSES: Final = 4
 """Sizes of slots in one pool at most. Each class keeps transit slots of its own, so that many
 classes would leave little to keep; four lose below 3 % on any K-quant mix of ggml's."""
 
-_MAX_SIZES: Final = 24
+SLOT_OVERHEAD: Final = 1024
+"""Python objects that stand for one slot: views, lease, key, table entries (measured 0.6 KB)."""
+
+_MAX_SIZES: Final = 12
 """Distinct sizes that are tried as slot sizes; more are merged into the nearest larger ones."""
 
 
@@ -41,13 +49,17 @@ class PoolPlan:
     """An arena cut into slots: classes in ascending order of size, numbered through.
 
     A block belongs to the first class that holds it. `top_k` is how many blocks of a layer a
-    token asks for.
+    token asks for. `smallest_bytes` is the least budget for a pool that works, `largest_bytes`
+    that which gives every block a slot.
     """
 
     classes: tuple[SlotClass, ...]
     top_k: int
     prefetch_depth: int
     notes: tuple[str, ...] = ()
+    smallest_bytes: int = 0
+    largest_bytes: int = 0
+    expected_hit_share: float | None = None
 
     @cached_property
     def n_slots(self) -> int:
@@ -58,6 +70,11 @@ class PoolPlan:
     def arena_bytes(self) -> int:
         """Bytes of all slots."""
         return sum(c.plan.n_slots * c.slot_bytes for c in self.classes)
+
+    @cached_property
+    def cost_bytes(self) -> int:
+        """Bytes mapped for the arena, and of what stands for the slots in Python."""
+        return mapped_bytes(self.arena_bytes) + self.n_slots * SLOT_OVERHEAD
 
     @cached_property
     def quotas(self) -> tuple[int, ...]:
@@ -116,51 +133,104 @@ def equal_slots(
 
 
 def plan_pool(
-    arena_bytes: int,
+    budget_bytes: int,
     census: Census,
     *,
     top_k: int,
     prefetch_depth: int = 1,
-    slot_overhead: int = 0,
+    counts: NDArray[np.floating] | None = None,
     max_classes: int = MAX_CLASSES,
 ) -> PoolPlan:
-    """The cut of `arena_bytes` that keeps most blocks; `slot_overhead` further bytes go with each.
+    """The pool within `budget_bytes` that keeps most blocks.
 
+    Counted are the slots, `SLOT_OVERHEAD` for each, and what a large arena loses to alignment.
     With equal slots every block takes the room of the largest. Slots of several sizes waste less,
     but a block can then only take a slot of its own class, and each class needs transit slots of
     its own. So further sizes are used only where more blocks are kept from token to token for
     all that, and each class has the slots that one layer's demand and look-ahead want. Classes
     get slots for the same share of their blocks, so that no layer is favoured for being small.
-
     More slots than blocks are not made.
 
+    `counts[layer, expert]` is how often each was asked for, if that is known: from it comes the
+    share of hits to expect.
+
     Raises:
-        UsageError: `bad-slots` when not even one slot of the largest size fits.
+        BudgetError: `budget-too-small` when not even one slot of the largest size fits.
     """
     sizes = _merged(sorted({size for layer in census for size in layer}))
     if not sizes:
         return equal_slots(0, [0] * len(census), 0, top_k, prefetch_depth)
-    largest = sizes[-1] + slot_overhead
-    if arena_bytes < largest:
-        raise UsageError(
-            "bad-slots",
-            "pool plan",
-            f"{arena_bytes} bytes",
-            f"{largest} for one slot of the largest block",
+    smallest = pool_cost(1, sizes[-1])
+    if budget_bytes < smallest:
+        raise BudgetError(
+            "pool",
+            f"{budget_bytes} bytes are too few",
+            f"{smallest} bytes for one slot of the largest block",
+            "give it more",
+            smallest_bytes=smallest,
         )
-    plans = []
-    for cut in _cuts(sizes, max_classes):
-        blocks = _blocks_per_class(census, cut)
-        counts = [sum(layers) for layers in blocks]
-        numbers = _fill(arena_bytes, [size + slot_overhead for size in cut], counts)
-        if len(cut) > 1 and any(
-            number < min(count, top_k * (1 + prefetch_depth))
-            for number, count in zip(numbers, counts, strict=True)
-        ):
-            continue
-        plans.append(_divided(cut, numbers, blocks, top_k, prefetch_depth))
-    # Of equals the first, which has the fewest classes.
-    return max(plans, key=lambda plan: (plan.n_protected, plan.n_slots))
+    cutter = _Cutter(census, sizes, top_k, prefetch_depth, max_classes)
+    plan = cutter.best(budget_bytes)
+    if plan.arena_bytes >= LEAST_HUGE_ARENA:
+        plan = cutter.best(budget_bytes - HUGE_PAGE)
+        if plan.arena_bytes < LEAST_HUGE_ARENA:
+            plan = cutter.best(budget_bytes, arena_limit=LEAST_HUGE_ARENA - 1)
+    return replace(
+        plan,
+        smallest_bytes=smallest,
+        largest_bytes=cutter.best(None).cost_bytes,
+        expected_hit_share=None if counts is None else expected_hit_share(plan.quotas, counts),
+    )
+
+
+def pool_cost(n_slots: int, slot_bytes: int) -> int:
+    """Bytes that a pool of equal slots takes, with what stands for them in Python."""
+    return mapped_bytes(n_slots * slot_bytes) + n_slots * SLOT_OVERHEAD
+
+
+def expected_hit_share(quotas: Sequence[int], counts: NDArray[np.floating]) -> float | None:
+    """Share of asks that would hit if each layer kept the experts that were asked for most.
+
+    `counts` is `(n_layers, n_experts)`; None where nothing was counted. An estimate: the future
+    may differ from the past, and a policy knows only the past.
+    """
+    total = float(np.sum(counts))
+    if not total > 0:
+        return None
+    hottest = np.sort(counts, axis=1)[:, ::-1]
+    kept = sum(float(np.sum(row[:quota])) for row, quota in zip(hottest, quotas, strict=True))
+    return kept / total
+
+
+class _Cutter:
+    """Tries every set of slot sizes."""
+
+    def __init__(
+        self,
+        census: Census,
+        sizes: Sequence[int],
+        top_k: int,
+        prefetch_depth: int,
+        max_classes: int,
+    ) -> None:
+        self._top_k = top_k
+        self._depth = prefetch_depth
+        self._cuts = [(cut, _blocks_per_class(census, cut)) for cut in _cuts(sizes, max_classes)]
+
+    def best(self, budget: int | None, arena_limit: int | None = None) -> PoolPlan:
+        """The plan that keeps most blocks, or all in least room without a budget."""
+        plans = []
+        for cut, blocks in self._cuts:
+            counts = [sum(layers) for layers in blocks]
+            numbers = counts if budget is None else _fill(budget, arena_limit, cut, counts)
+            if len(cut) > 1 and any(
+                number < min(count, self._top_k * (1 + self._depth))
+                for number, count in zip(numbers, counts, strict=True)
+            ):
+                continue
+            plans.append(_divided(cut, numbers, blocks, self._top_k, self._depth))
+        # Of equals the first, which has the fewest classes.
+        return max(plans, key=lambda plan: (plan.n_protected, plan.n_slots, -plan.arena_bytes))
 
 
 def _merged(sizes: Sequence[int]) -> Sequence[int]:
@@ -187,20 +257,31 @@ def _blocks_per_class(census: Census, cut: Sequence[int]) -> list[list[int]]:
     return blocks
 
 
-def _fill(arena_bytes: int, costs: Sequence[int], counts: Sequence[int]) -> list[int]:
+def _fill(
+    budget: int, arena_limit: int | None, cut: Sequence[int], counts: Sequence[int]
+) -> list[int]:
     """Slots of each class: the same share of its blocks, and what is left one by one."""
+    costs = [size + SLOT_OVERHEAD for size in cut]
+    limit = budget if arena_limit is None else arena_limit
     whole = sum(cost * count for cost, count in zip(costs, counts, strict=True))
-    if whole <= arena_bytes:
+    room = sum(size * count for size, count in zip(cut, counts, strict=True))
+    if whole <= budget and room <= limit:
         return list(counts)
-    numbers = [count * arena_bytes // whole for count in counts]
-    left = arena_bytes - sum(c * n for c, n in zip(costs, numbers, strict=True))
+    numbers = [min(count * budget // whole, count * limit // room) for count in counts]
+    left = budget - sum(c * n for c, n in zip(costs, numbers, strict=True))
+    left_room = limit - sum(s * n for s, n in zip(cut, numbers, strict=True))
     while True:
-        open_classes = [i for i, n in enumerate(numbers) if n < counts[i] and costs[i] <= left]
+        open_classes = [
+            i
+            for i, n in enumerate(numbers)
+            if n < counts[i] and costs[i] <= left and cut[i] <= left_room
+        ]
         if not open_classes:
             return numbers
         poorest = min(open_classes, key=lambda i: (numbers[i] / counts[i], -costs[i]))
         numbers[poorest] += 1
         left -= costs[poorest]
+        left_room -= cut[poorest]
 
 
 def _divided(

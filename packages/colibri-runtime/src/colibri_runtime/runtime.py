@@ -24,7 +24,7 @@ from colibri_format import (
 )
 
 from .backend import Backend, load_backend
-from .blocks import BlockTable, slot_waste
+from .blocks import BlockTable
 from .budget import MemoryNeeds, MemoryPlan, default_budget, index_bytes, plan_memory
 from .config import RunConfig
 from .decoder import Decoder, RoutingObserver
@@ -89,17 +89,14 @@ def describe_needs(
     layouts = check_weights(reader, model, backend)
     context = choose_context(model, config.context, str(reader.path))
     census = BlockTable([reader]).census()
-    slot_bytes = max((size for layer in census for size in layer), default=0)
     return MemoryNeeds(
         where=str(reader.path),
         dense_bytes=resident_bytes(reader.tensors, model, layouts),
         kv_bytes=kv_cache_bytes(model, context),
         working_bytes=working_bytes(model, min(config.batch_size, context), context, backend),
         index_bytes=index_bytes(reader.index.shape),
-        slot_bytes=slot_bytes,
-        blocks_per_layer=tuple(sum(layer.values()) for layer in census),
+        census=census,
         top_k=model.moe.top_k if model.moe else 1,
-        slot_waste=slot_waste(census, [slot_bytes]),
     )
 
 

@@ -26,6 +26,7 @@ class LayerStats:
     n_prefetched: int = 0
     n_prefetch_used: int = 0
     n_prefetch_wasted: int = 0
+    wasted_bytes: int = 0
     n_prefetch_dropped: int = 0
     n_prefetch_cancelled: int = 0
     n_prefetch_failed: int = 0

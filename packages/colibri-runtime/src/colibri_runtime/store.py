@@ -264,7 +264,9 @@ class Store:
         return True
 
     def _count_waste(self, key: Key) -> None:
-        self.stats.layers[key[0]].n_prefetch_wasted += 1
+        stats = self.stats.layers[key[0]]
+        stats.n_prefetch_wasted += 1
+        stats.wasted_bytes += self._table.padded_bytes(*key)
 
 
 class StorePart:
