@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections import deque
@@ -17,10 +18,13 @@ from colibri_format import (
     Layout,
     Role,
     SegmentSpec,
+    Volume,
 )
+from colibri_format.blockindex import BlockIndex
 from colibri_format.checksum import checksum
-from colibri_format.layout import block_seed, round_up
-from colibri_runtime.disk import BlockRead, IoMode, IoReport
+from colibri_format.layout import NO_LAYOUT, PAGE, Extent, block_seed, round_up
+from colibri_runtime.disk import BlockRead, IoReport
+from colibri_runtime.disk_files import IoMode
 
 ALIGNMENT = 4096
 
@@ -32,13 +36,19 @@ class FakeSource:
     path: Path
     file_size: int
     geometry: Geometry
-    index: np.ndarray
-    checksums: np.ndarray
-    layouts: list
+    block_index: BlockIndex
+    layouts: tuple
     payload: dict
+    volumes: tuple = ()
+    volume_paths: tuple = ()
 
-    def layout(self, layer):
-        return self.layouts[layer]
+    @property
+    def index(self):
+        return self.block_index.entries
+
+    @property
+    def checksums(self):
+        return self.block_index.checksums
 
 
 def small_layout(rows=24, columns=40, dtype="f32"):
@@ -53,44 +63,65 @@ def small_layout(rows=24, columns=40, dtype="f32"):
     )
 
 
-def make_source(path=None, *, layouts, n_experts, absent=(), seed=0, tail=8192):
-    """Random blocks, one for each `(layer, expert)` of layers with a layout; written to `path`."""
+def make_source(
+    path=None, *, layouts, n_experts, absent=(), seed=0, tail=8192, n_volumes=0, mixed=None
+):
+    """Random blocks, one for each `(layer, expert)` of layers with a layout; written to `path`.
+
+    `mixed[layer, expert]` is the layout of a block that differs from its layer's. With
+    `n_volumes` blocks stand in turn in the file and in so many volumes beside it.
+    """
     rng = np.random.default_rng(seed)
+    mixed = mixed or {}
     n_layers = len(layouts)
-    index = np.zeros((n_layers, n_experts), INDEX_DTYPE)
-    checksums = np.zeros((n_layers, n_experts), np.uint64)
+    shape = (n_layers, n_experts)
+    index = np.zeros(shape, INDEX_DTYPE)
+    checksums = np.zeros(shape, np.uint64)
+    numbers = np.full(shape, NO_LAYOUT, np.uint16)
+    volumes = np.zeros(shape, np.uint16)
+    distinct = list(dict.fromkeys(x for x in (*layouts, *mixed.values()) if x is not None))
     payload = {}
-    offset = ALIGNMENT
-    for layer, layout in enumerate(layouts):
+    path = Path(path or "memory.colibri")
+    paths = [path, *(path.with_name(f"{path.name}.{i + 1}") for i in range(n_volumes))]
+    ends = [ALIGNMENT] * len(paths)
+    for layer in range(n_layers):
         for expert in range(n_experts):
+            layout = mixed.get((layer, expert), layouts[layer])
             if layout is None or (layer, expert) in absent:
                 continue
             data = rng.integers(0, 256, layout.block_size, dtype=np.uint8)
+            volume = len(payload) % len(paths)
             payload[layer, expert] = data
-            index[layer, expert] = (offset, layout.block_size)
+            index[layer, expert] = (ends[volume], layout.block_size)
             checksums[layer, expert] = checksum(data, block_seed(layer, expert))
-            offset += round_up(layout.block_size, ALIGNMENT)
-    size = offset + tail
-    if path is not None:
-        with open(path, "wb") as file:
-            for key, data in payload.items():
-                file.seek(int(index[key]["offset"]))
-                file.write(data)
-            file.truncate(size)
+            numbers[layer, expert] = distinct.index(layout)
+            volumes[layer, expert] = volume
+            ends[volume] += round_up(layout.block_size, ALIGNMENT)
+    if path.parent != Path():
+        for number, (name, end) in enumerate(zip(paths, ends, strict=True)):
+            with open(name, "wb") as file:
+                for key, data in payload.items():
+                    if volumes[key] == number:
+                        file.seek(int(index[key]["offset"]))
+                        file.write(data)
+                file.truncate(end + (tail if number == 0 else PAGE))
+    extents = [Extent(PAGE, end - PAGE) for end in ends[1:]]
     return FakeSource(
-        Path(path or "memory.colibri"),
-        size,
+        path,
+        ends[0] + tail,
         Geometry(n_layers, n_experts, ALIGNMENT),
-        index,
-        checksums,
-        list(layouts),
+        BlockIndex(index, checksums, numbers, volumes),
+        tuple(distinct),
         payload,
+        tuple(Volume(f"v{i}", extent) for i, extent in enumerate(extents)),
+        tuple(paths[1:]),
     )
 
 
 def assert_lease_is_right(source, lease):
     """The lease shows exactly its block's bytes, aligned and read-only."""
     data = source.payload[lease.layer, lease.expert]
+    assert ctypes.string_at(lease.address, len(data)) == data.tobytes()
     for segment in lease.layout.segments:
         view = lease.segments[segment.role]
         assert not view.flags.writeable
@@ -118,6 +149,9 @@ class StepEngine:
         assert not self.is_closed
         self.submitted.append((read.layer, read.expert, read.is_prefetch))
         (self.prefetches if read.is_prefetch else self.demands).append(read)
+
+    def flush(self):
+        pass
 
     def promote(self, read):
         read.is_prefetch = False

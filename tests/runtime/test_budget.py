@@ -1,5 +1,6 @@
 """How a budget is spent."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,8 +25,7 @@ def needs_of(**changes):
         "kv_bytes": 8 * MIB,
         "working_bytes": 4 * MIB,
         "index_bytes": index_bytes((4, 16)),
-        "slot_bytes": MIB,
-        "blocks_per_layer": (16, 16, 16, 16),
+        "census": ({MIB: 16},) * 4,
         "top_k": 4,
     }
     return MemoryNeeds(**(facts | changes))
@@ -41,7 +41,8 @@ def needs_of(**changes):
 def test_a_plan_stays_within_its_budget_and_leaves_no_room_for_a_slot(
     extra, slot_pages, blocks, depth, threads
 ):
-    needs = needs_of(slot_bytes=slot_pages * 4096, blocks_per_layer=tuple(blocks))
+    size = slot_pages * 4096
+    needs = needs_of(census=tuple({size: n} if n else {} for n in blocks))
     smallest = total_bytes(needs, 1 if any(blocks) else 0, io_threads=threads)
 
     plan = plan_memory(smallest + extra, needs, prefetch_depth=depth, io_threads=threads)
@@ -77,7 +78,7 @@ def test_the_smallest_budget_named_is_the_smallest_that_works():
 
 
 def test_a_model_without_blocks_needs_no_pool():
-    plan = plan_memory(80 * MIB, needs_of(blocks_per_layer=(0, 0), slot_bytes=0))
+    plan = plan_memory(80 * MIB, needs_of(census=({}, {})))
 
     assert (plan.n_slots, plan.pool_bytes) == (0, 0)
 
@@ -90,7 +91,39 @@ def test_no_more_slots_than_blocks_are_made():
 
 
 def test_wasteful_slots_are_reported():
-    assert "lost because blocks differ" in plan_memory(90 * MIB, needs_of(slot_waste=0.3)).notes[-1]
+    needs = needs_of(census=({MIB: 8, MIB // 2: 8},) * 4)
+
+    plan = plan_memory(62 * MIB, needs)
+
+    assert plan.slot_waste == plan.equal_waste == 0.25
+    assert "25% of the pool is lost because blocks are smaller" in plan.notes[-1]
+
+
+def test_the_pool_takes_no_more_than_its_part():
+    plan = plan_memory(90 * MIB, needs_of(), cache_bytes=10 * MIB)
+
+    assert plan.n_slots == 9
+    assert plan.total_bytes <= 80 * MIB
+
+
+def test_a_part_without_room_for_a_slot_is_refused():
+    with pytest.raises(BudgetError) as caught:
+        plan_memory(90 * MIB, needs_of(), cache_bytes=MIB)
+
+    assert caught.value.code == "budget-too-small"
+    assert "give --cache-size 2M" in str(caught.value)
+
+
+def test_hits_to_expect_come_from_what_was_asked_for_in_the_past():
+    counts = np.ones((4, 16))
+    counts[:, 3] = 15
+
+    plan = plan_memory(62 * MIB, needs_of(), counts=counts)
+
+    kept = plan.slots.quotas
+    assert min(kept) > 0 and sum(kept) == plan.slots.n_protected
+    assert plan.slots.expected_hit_share == pytest.approx(sum(14 + q for q in kept) / (4 * 30))
+    assert plan_memory(62 * MIB, needs_of()).slots.expected_hit_share is None
 
 
 def test_a_tight_plan_carries_the_notes_of_its_slots():
@@ -126,4 +159,5 @@ def test_without_a_figure_a_budget_must_be_given():
 def test_the_plan_goes_into_json():
     record = plan_memory(90 * MIB, needs_of()).as_dict()
 
-    assert record["slots"]["n_slots"] == record["n_slots"]
+    classes = record["slots"]["classes"]
+    assert sum(c["plan"]["n_slots"] for c in classes) == record["n_slots"]

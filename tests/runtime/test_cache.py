@@ -98,8 +98,8 @@ def test_a_block_read_ahead_and_used_is_no_waste():
     cache.land_ahead((0, 0))
 
     assert cache.pin((0, 0)) is not None
-    assert cache.take_unused((0, 0))
-    assert not cache.take_unused((0, 0))
+    assert cache.take_unused(0, [0, 1]) == 1
+    assert cache.take_unused(0, [0]) == 0
     cache.release((0, 0))
     cache.claim((0, 1))
     assert wasted == []

@@ -10,8 +10,9 @@ import pytest
 
 from colibri_format import FormatError, StorageError
 from colibri_runtime.blocks import block_slot_bytes, plan_read
-from colibri_runtime.disk import IoMode, OpenFile, open_blocks
-from colibri_runtime.disk_threads import MAX_AGAIN, ThreadsEngine
+from colibri_runtime.disk_faults import MAX_AGAIN
+from colibri_runtime.disk_files import IoMode, OpenFile, open_blocks
+from colibri_runtime.disk_threads import ThreadsEngine
 from colibri_runtime.pool import Pool
 from helpers.blocks import make_source, small_layout
 
@@ -54,8 +55,8 @@ class Disk:
 def run(source, pool, disk=os.preadv, *, mode=IoMode.BUFFERED, key=(0, 0), sleep=None, **options):
     """One read through an engine; gives the read back."""
     file = open_blocks(source.path, probe=None, direct=False)
-    file = OpenFile(file.path, file.fd, mode)
-    engine = ThreadsEngine(file, read=disk, sleep=sleep or (lambda seconds: None), **options)
+    file = OpenFile(file.path, file.fd, file.fd, mode)
+    engine = ThreadsEngine([file], read=disk, sleep=sleep or (lambda seconds: None), **options)
     read = read_of(source, pool, key)
     engine.submit(read)
     (done,) = engine.wait()
@@ -203,7 +204,7 @@ class GatedEngine:
         self.reached = threading.Semaphore(0)
         self.order = []
         file = open_blocks(source.path, probe=None, direct=False)
-        self.engine = ThreadsEngine(file, n_threads=1, read=self.read)
+        self.engine = ThreadsEngine([file], n_threads=1, read=self.read)
         self.reads = {}
         for slot, key in enumerate([(0, 0), (0, 1), (0, 2), (1, 0)]):
             self.reads[key] = read_of(source, pool, key, slot)
@@ -300,7 +301,7 @@ def test_direct_mode_is_proven_by_a_read(source, pool):
     file = open_blocks(source.path, probe=probe_of(source, pool), read=read)
     if file.mode is IoMode.BUFFERED:
         pytest.skip(f"{source.path.parent} has no direct mode: {file.reason}")
-    os.close(file.fd)
+    file.close()
 
     probe = probe_of(source, pool)
     assert calls == [(probe.length, probe.offset)]
@@ -314,7 +315,7 @@ def test_refusal_at_open_falls_back_and_says_so(source, pool):
         return os.open(path, flags)
 
     file = open_blocks(source.path, probe=probe_of(source, pool), open_file=open_file)
-    os.close(file.fd)
+    file.close()
 
     assert file.mode is IoMode.BUFFERED
     assert "EINVAL" in file.reason or "no O_DIRECT" in file.reason
@@ -328,7 +329,7 @@ def test_refusal_at_the_first_read_falls_back_and_says_so(source, pool, answer):
         return answer
 
     file = open_blocks(source.path, probe=probe_of(source, pool), read=read, open_file=plain_open)
-    os.close(file.fd)
+    file.close()
 
     assert file.mode is IoMode.BUFFERED
     assert "direct read of a block" in file.reason or "no O_DIRECT" in file.reason
@@ -346,7 +347,7 @@ def test_memory_file_systems_work_whatever_they_refuse(pool):
     try:
         source = make_source(path, layouts=[small_layout()], n_experts=2)
         file = open_blocks(path, probe=probe_of(source, pool), file_size=source.file_size)
-        engine = ThreadsEngine(file)
+        engine = ThreadsEngine([file])
         engine.submit(read_of(source, pool, (0, 1)))
         (read,) = engine.wait()
         report = engine.report()
@@ -360,14 +361,14 @@ def test_memory_file_systems_work_whatever_they_refuse(pool):
 
 def test_buffered_mode_can_be_asked_for(source, pool):
     file = open_blocks(source.path, probe=probe_of(source, pool), direct=False)
-    os.close(file.fd)
+    file.close()
 
     assert (file.mode, file.reason) == (IoMode.BUFFERED, "not asked for")
 
 
 def test_direct_mode_is_not_claimed_without_proof(source):
     file = open_blocks(source.path, probe=None)
-    os.close(file.fd)
+    file.close()
 
     assert file.mode is IoMode.BUFFERED
     assert "no block to prove" in file.reason

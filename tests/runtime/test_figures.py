@@ -8,8 +8,9 @@ from colibri_format import parse_size
 from colibri_runtime.budget import MemoryNeeds, plan_memory
 from colibri_runtime.cmd_progress import ProgressBars
 from colibri_runtime.config import RunConfig
-from colibri_runtime.disk import IoMode, IoReport
-from colibri_runtime.figures import Phase, explain_stall, prefetch_waste, profile_rows
+from colibri_runtime.disk import IoReport
+from colibri_runtime.disk_files import IoMode
+from colibri_runtime.figures import Phase, explain_stall, profile_rows
 from colibri_runtime.stats import LayerStats
 
 MIB = 2**20
@@ -31,8 +32,7 @@ def plan_of(n_slots):
         kv_bytes=MIB,
         working_bytes=MIB,
         index_bytes=0,
-        slot_bytes=MIB,
-        blocks_per_layer=(16, 16),
+        census=({MIB: 16},) * 2,
         top_k=4,
     )
     return plan_memory((n_slots + 7) * MIB, needs)
@@ -105,10 +105,6 @@ def test_costly_checksums_are_named():
 
 def test_the_disks_rate_is_told():
     assert "The disk gave 1.95 GiB/s to 2 threads" in advice()
-
-
-def test_waste_is_what_was_evicted_without_use():
-    assert prefetch_waste(LayerStats(n_prefetch_wasted=3), MIB) == 3 * MIB
 
 
 def test_the_profile_leaves_out_layers_that_were_never_asked():

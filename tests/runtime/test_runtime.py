@@ -10,7 +10,7 @@ from colibri_format import FormatError, UsageError
 from colibri_runtime.backend import load_backend
 from colibri_runtime.budget import total_bytes
 from colibri_runtime.config import RunConfig
-from colibri_runtime.disk import IoMode
+from colibri_runtime.disk_files import IoMode
 from colibri_runtime.errors import BudgetError
 from colibri_runtime.runtime import Runtime, describe_needs, open_store, plan_run, read_model
 from helpers.random_colibri import make_model, write_random_colibri

@@ -11,10 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from colibri_format import FormatError, StorageError, UsageError
 from colibri_runtime.blocks import block_slot_bytes
-from colibri_runtime.disk import open_blocks
+from colibri_runtime.disk_files import open_blocks
 from colibri_runtime.disk_threads import ThreadsEngine
+from colibri_runtime.policy import LayerLru
 from colibri_runtime.pool import Pool
-from colibri_runtime.slots import SlotPlan, plan_slots
+from colibri_runtime.pool_plan import PoolPlan, SlotClass, equal_slots
+from colibri_runtime.slots import SlotPlan
 from colibri_runtime.store import Store
 from helpers.blocks import StepEngine, assert_lease_is_right, make_source, small_layout
 
@@ -23,16 +25,17 @@ LAYOUTS = [small_layout(), small_layout(10, 20), small_layout(), small_layout()]
 
 def make_plan(source, n_slots, *, top_k=2, prefetch_depth=1):
     counts = [int(n) for n in (source.index["size"] > 0).sum(axis=1)]
-    return plan_slots(
-        n_slots=n_slots, blocks_per_layer=counts, top_k=top_k, prefetch_depth=prefetch_depth
-    )
+    return equal_slots(block_slot_bytes(source), counts, n_slots, top_k, prefetch_depth)
 
 
 def step_store(n_slots, *, n_experts=4, layouts=LAYOUTS, plan=None, absent=(), **options):
     """A store over an engine that the test steps; gives source, engine and store."""
     source = make_source(layouts=layouts, n_experts=n_experts, absent=absent)
     engine = StepEngine(source)
-    plan = plan or make_plan(source, n_slots, **options)
+    if plan is None:
+        plan = make_plan(source, n_slots, **options)
+    elif isinstance(plan, SlotPlan):
+        plan = PoolPlan((SlotClass(block_slot_bytes(source), 0, plan),), 2, 1)
     store = Store(source, Pool(plan.n_slots, block_slot_bytes(source)), engine, plan)
     return source, engine, store
 
@@ -40,7 +43,7 @@ def step_store(n_slots, *, n_experts=4, layouts=LAYOUTS, plan=None, absent=(), *
 def file_store(path, n_slots, *, read=os.preadv, n_experts=4, **options):
     source = make_source(path, layouts=LAYOUTS, n_experts=n_experts)
     file = open_blocks(path, probe=None, direct=False)
-    engine = ThreadsEngine(file, read=read, sleep=lambda seconds: None)
+    engine = ThreadsEngine([file], read=read, sleep=lambda seconds: None)
     plan = make_plan(source, n_slots, **options)
     return source, Store(source, Pool(n_slots, block_slot_bytes(source)), engine, plan)
 
@@ -195,6 +198,127 @@ def test_a_second_fetch_beside_an_open_one_is_refused():
     leases.close()
 
 
+# Taking what is ready at once
+
+
+def test_take_gives_all_that_is_resident_then_what_arrives():
+    source, engine, store = step_store(16)
+    ask(source, store, 0, [1, 3])
+    with store.fetch(0, [0, 1, 2, 3]) as fetch:
+        taken = [[lease.expert for lease in fetch.take()]]
+        engine.finish(2)
+        taken.append([lease.expert for lease in fetch.take()])
+
+        assert taken == [[1, 3], [0, 2]]
+        assert fetch.take() == []
+        assert fetch.take() == []
+    assert_nothing_is_held(store)
+
+
+def test_all_that_was_taken_stays_leased_until_the_next_take():
+    source, engine, store = step_store(3, prefetch_depth=0)
+    fetch = store.fetch(0, [0, 1, 2, 3])
+    engine.finish(3)
+
+    taken = fetch.take()
+
+    assert store.cache.n_pinned == 3
+    for lease in taken:
+        assert_lease_is_right(source, lease)
+    assert [lease.expert for lease in fetch.take()] == [3]
+    assert store.cache.n_pinned == 1
+    fetch.close()
+    assert_nothing_is_held(store)
+
+
+def test_steps_and_takes_may_be_mixed():
+    source, _, store = step_store(16)
+    ask(source, store, 0, [0, 1, 2])
+    fetch = store.fetch(0, [0, 1, 2])
+
+    first = next(fetch)
+    rest = fetch.take()
+
+    assert [first.expert, *(lease.expert for lease in rest)] == [0, 1, 2]
+    assert store.cache.n_pinned == 2
+    assert list(fetch) == []
+
+
+def test_a_fetch_that_ended_cannot_end_the_next():
+    _, _, store = step_store(16)
+    old = store.fetch(0, [0])
+    old.close()
+    new = store.fetch(0, [1])
+
+    old.close()
+    assert list(old) == []
+    assert old.take() == []
+    del old
+
+    assert [lease.expert for lease in new] == [1]
+
+
+def test_a_lease_keeps_what_is_put_beside_it_while_its_block_stays():
+    source, _, store = step_store(2, n_experts=4, top_k=1, prefetch_depth=0)
+    for lease in store.fetch(0, [0]):
+        lease.cache = "prepared"
+    assert [lease.cache for lease in store.fetch(0, [0])] == ["prepared"]
+
+    ask(source, store, 1, [0])
+    ask(source, store, 2, [0])
+
+    assert [lease.cache for lease in store.fetch(0, [0])] == [None]
+
+
+# Being called
+
+
+def test_a_callback_is_given_each_block_in_order_of_arrival_in_the_callers_thread():
+    source, _, store = step_store(16)
+    ask(source, store, 0, [2])
+    seen = []
+
+    def compute(lease):
+        assert_lease_is_right(source, lease)
+        assert store.cache.n_pinned >= 1
+        seen.append((lease.expert, threading.current_thread()))
+
+    store.on_ready(compute)
+    fetch = store.fetch(0, [0, 1, 2])
+    store.prefetch(1, [0])
+
+    assert fetch.run() == 3
+    assert seen == [(expert, threading.main_thread()) for expert in (2, 0, 1)]
+    assert_nothing_is_held(store)
+
+
+def test_a_callback_that_raises_ends_the_fetch():
+    source, _, store = step_store(16)
+
+    def fail(lease):
+        raise RuntimeError("kernel")
+
+    store.on_ready(fail)
+    with pytest.raises(RuntimeError, match="kernel"):
+        store.fetch(0, [0, 1]).run()
+
+    assert_nothing_is_held(store)
+    assert sorted(ask(source, store, 0, [0, 1])) == [0, 1]
+
+
+def test_running_without_a_callback_is_refused():
+    _, _, store = step_store(4)
+    store.on_ready(print)
+    store.on_ready(None)
+    fetch = store.fetch(0, [0])
+
+    with pytest.raises(UsageError) as caught:
+        fetch.run()
+
+    assert caught.value.code == "no-callback"
+    fetch.close()
+
+
 @pytest.mark.parametrize(("layer", "expert"), [(0, 4), (0, -1), (4, 0), (-1, 0), (1, 2)])
 def test_an_expert_that_is_not_there_is_refused(layer, expert):
     source, engine, store = step_store(4, absent={(1, 2)})
@@ -241,6 +365,25 @@ def test_a_pool_smaller_than_its_plan_is_refused():
         assert caught.value.code == "bad-slots"
 
 
+def test_policies_are_told_how_tokens_were_routed():
+    told = []
+
+    class Curious(LayerLru):
+        def observe(self, layer, experts, weights):
+            told.append((layer, experts, weights))
+
+    source = make_source(layouts=LAYOUTS, n_experts=4)
+    plan = make_plan(source, 4)
+    pool = Pool(4, block_slot_bytes(source))
+    store = Store(
+        source, pool, StepEngine(source), plan, make_policy=lambda c: Curious(c.plan.quotas)
+    )
+
+    store.observe(1, [[2, 0]], [[0.75, 0.25]])
+
+    assert told == [(1, [[2, 0]], [[0.75, 0.25]])]
+
+
 def test_a_policy_that_gives_nothing_up_is_an_error_and_no_hang():
     class Miser:
         def pin(self, key): ...
@@ -253,7 +396,9 @@ def test_a_policy_that_gives_nothing_up_is_an_error_and_no_hang():
 
     source = make_source(layouts=LAYOUTS, n_experts=4)
     pool = Pool(1, block_slot_bytes(source))
-    store = Store(source, pool, StepEngine(source), make_plan(source, 1), policy=Miser())
+    store = Store(
+        source, pool, StepEngine(source), make_plan(source, 1), make_policy=lambda slots: Miser()
+    )
     ask(source, store, 0, [0])
 
     with pytest.raises(UsageError) as caught:
@@ -345,6 +490,7 @@ def test_a_demand_waits_for_a_prefetch_that_has_begun_and_takes_its_slot():
 
     stats = store.stats.layers[1]
     assert (stats.n_prefetched, stats.n_prefetch_wasted) == (1, 1)
+    assert stats.wasted_bytes == stats.prefetch_bytes
     assert store.stats.layers[0].stall_ns > 0
 
 
@@ -355,7 +501,7 @@ def test_prefetches_are_bounded():
     engine.finish(2)
     store.prefetch(2, [0])
 
-    assert len([s for s in engine.submitted if s[2]]) == store.plan.n_prefetch
+    assert len([s for s in engine.submitted if s[2]]) == store.slots.n_prefetch
     assert store.stats.layers[2].n_prefetch_dropped == 1
 
 
@@ -579,7 +725,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.fail_every = fail_every
         plan = make_plan(SOURCE, n_slots)
         file = open_blocks(SOURCE.path, probe=None, direct=False)
-        engine = ThreadsEngine(file, read=self.read)
+        engine = ThreadsEngine([file], read=self.read)
         pool = Pool(n_slots, block_slot_bytes(SOURCE))
         self.budget = pool.mapped_bytes
         self.store = Store(SOURCE, pool, engine, plan)

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from colibri_format import UsageError, format_size
 
+from .blocks import slot_waste
 from .errors import BudgetError
-from .pool import pool_bytes
-from .slots import SlotPlan, plan_slots
-
-SLOT_OVERHEAD: Final = 1024
-"""Python objects that stand for one slot: array views, key, table entries (measured 0.6 KB)."""
+from .pool import mapped_bytes
+from .pool_plan import SLOT_OVERHEAD, PoolPlan, plan_pool, pool_cost
 
 THREAD_BYTES: Final = 64 * 1024
 """What an I/O thread touches of its stack and of its own malloc arena (measured below 20 KB)."""
@@ -32,10 +33,8 @@ DEFAULT_SHARE: Final = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeeds:
-    """What a model needs, in bytes; `blocks_per_layer` counts the blocks a pool would hold.
-
-    `slot_waste` is the share of a full pool that equal slots leave unused. `where` names the
-    model in errors.
+    """What a model needs, in bytes; `census` says, for each layer, how many blocks need slots of
+    how many bytes. `where` names the model in errors.
     """
 
     where: str
@@ -43,15 +42,18 @@ class MemoryNeeds:
     kv_bytes: int
     working_bytes: int
     index_bytes: int
-    slot_bytes: int
-    blocks_per_layer: tuple[int, ...]
+    census: tuple[dict[int, int], ...]
     top_k: int
-    slot_waste: float = 0.0
 
     @property
     def n_blocks(self) -> int:
         """Blocks of all layers."""
-        return sum(self.blocks_per_layer)
+        return sum(number for layer in self.census for number in layer.values())
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot that holds any block, 0 without blocks."""
+        return max((size for layer in self.census for size in layer), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,9 @@ class MemoryPlan:
 
     `pool_bytes` includes what the alignment of the pool may lose, `overhead_bytes` the index, the
     I/O threads and Python's own objects. `smallest_bytes` is the least budget that works,
-    `largest_bytes` the most that can be used: there every block has a slot.
+    `largest_bytes` the most that can be used: there every block has a slot. `slot_bytes` is the
+    largest slot; `slot_waste` the share of a full pool that blocks smaller than their slots leave
+    unused, and `equal_waste` what it would be if all slots were equal.
     """
 
     budget_bytes: int
@@ -74,9 +78,10 @@ class MemoryPlan:
     largest_bytes: int
     slot_bytes: int
     slot_waste: float
+    equal_waste: float
     n_slots: int
     n_blocks: int
-    slots: SlotPlan
+    slots: PoolPlan
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,14 +90,17 @@ class MemoryPlan:
 
 
 def total_bytes(needs: MemoryNeeds, n_slots: int, *, io_threads: int) -> int:
-    """Bytes taken with `n_slots` slots."""
-    return (
-        needs.dense_bytes
-        + needs.kv_bytes
-        + needs.working_bytes
-        + _overhead(needs, n_slots, io_threads)
-        + pool_bytes(n_slots, needs.slot_bytes)
-    )
+    """Bytes taken with `n_slots` slots of one size."""
+    pool = pool_cost(n_slots, needs.slot_bytes) if n_slots else 0
+    return _fixed_bytes(needs, io_threads) + pool
+
+
+def largest_bytes(needs: MemoryNeeds, *, io_threads: int) -> int:
+    """Bytes taken when every block has a slot: more are of no use."""
+    if not needs.n_blocks:
+        return total_bytes(needs, 0, io_threads=io_threads)
+    whole = plan_pool(2**62, needs.census, top_k=needs.top_k)
+    return _fixed_bytes(needs, io_threads) + whole.cost_bytes
 
 
 def plan_memory(
@@ -101,10 +109,14 @@ def plan_memory(
     *,
     prefetch_depth: int = 1,
     io_threads: int = 2,
+    cache_bytes: int | None = None,
+    counts: NDArray[np.floating] | None = None,
 ) -> MemoryPlan:
     """The division of `budget_bytes`: what must be there first, then as many slots as fit.
 
-    One slot is enough to work, if slowly; more than one for each block are not made.
+    One slot is enough to work, if slowly; more than one for each block are not made. The pool
+    takes at most `cache_bytes` of the budget, with what stands for its slots in Python.
+    `counts[layer, expert]` is how often each expert was asked for in the past, if that is known.
 
     Raises:
         BudgetError: `budget-too-small`, with the least budget that works.
@@ -112,6 +124,8 @@ def plan_memory(
     n_blocks = needs.n_blocks
     fewest = 1 if n_blocks else 0
     smallest = total_bytes(needs, fewest, io_threads=io_threads)
+    fixed = _fixed_bytes(needs, io_threads)
+    one_slot = smallest - fixed
     if budget_bytes < smallest:
         raise BudgetError(
             needs.where,
@@ -120,43 +134,48 @@ def plan_memory(
             f"{format_size(needs.dense_bytes)} of dense tensors, "
             f"{format_size(needs.kv_bytes)} of KV cache, "
             f"{format_size(needs.working_bytes)} of working memory, "
-            f"{format_size(_overhead(needs, fewest, io_threads))} of bookkeeping and "
-            f"{format_size(pool_bytes(fewest, needs.slot_bytes))} for one slot",
+            f"{format_size(_overhead(needs, io_threads))} of bookkeeping and "
+            f"{format_size(one_slot)} for one slot",
             f"give --memory {-(-smallest // 2**20)}M, or more for speed, or a shorter --context",
             smallest_bytes=smallest,
         )
-    n_slots = fewest
-    if n_blocks:
-        per_slot = needs.slot_bytes + SLOT_OVERHEAD
-        n_slots = min(n_blocks, fewest + (budget_bytes - smallest) // per_slot)
-        # A pool that grows past the size from which it is aligned loses some slots to that.
-        while total_bytes(needs, n_slots, io_threads=io_threads) > budget_bytes:
-            n_slots -= 1
-    slots = plan_slots(
-        n_slots=n_slots,
-        blocks_per_layer=needs.blocks_per_layer,
-        top_k=needs.top_k,
-        prefetch_depth=prefetch_depth,
+    room = budget_bytes - fixed
+    if cache_bytes is not None and n_blocks:
+        if cache_bytes < one_slot:
+            raise BudgetError(
+                needs.where,
+                f"a pool of {format_size(cache_bytes)} ({cache_bytes} bytes) is too small",
+                f"at least {one_slot} bytes ({format_size(one_slot)}) for one slot",
+                f"give --cache-size {-(-one_slot // 2**20)}M, or more for speed, or leave it out",
+                smallest_bytes=smallest,
+            )
+        room = min(room, cache_bytes)
+    slots = plan_pool(
+        room, needs.census, top_k=needs.top_k, prefetch_depth=prefetch_depth, counts=counts
     )
     notes = list(slots.notes)
-    if needs.slot_waste > 0.1:
+    sizes = [c.slot_bytes for c in slots.classes]
+    waste = slot_waste(needs.census, sizes)
+    if waste > 0.1:
         notes.append(
-            f"{needs.slot_waste:.0%} of the pool is lost because blocks differ in size and every "
-            "slot can hold the largest; quantise all layers alike to use it"
+            f"{waste:.0%} of the pool is lost because blocks are smaller than their slots; "
+            "quantise all layers alike, or give more memory, to use it"
         )
+    overhead = _overhead(needs, io_threads) + slots.n_slots * SLOT_OVERHEAD
     return MemoryPlan(
         budget_bytes=budget_bytes,
         dense_bytes=needs.dense_bytes,
         kv_bytes=needs.kv_bytes,
         working_bytes=needs.working_bytes,
-        overhead_bytes=_overhead(needs, n_slots, io_threads),
-        pool_bytes=pool_bytes(n_slots, needs.slot_bytes),
-        total_bytes=total_bytes(needs, n_slots, io_threads=io_threads),
+        overhead_bytes=overhead,
+        pool_bytes=mapped_bytes(slots.arena_bytes),
+        total_bytes=fixed + slots.cost_bytes,
         smallest_bytes=smallest,
-        largest_bytes=total_bytes(needs, n_blocks, io_threads=io_threads),
+        largest_bytes=fixed + slots.largest_bytes,
         slot_bytes=needs.slot_bytes,
-        slot_waste=needs.slot_waste,
-        n_slots=n_slots,
+        slot_waste=waste,
+        equal_waste=slot_waste(needs.census, [needs.slot_bytes]),
+        n_slots=slots.n_slots,
         n_blocks=n_blocks,
         slots=slots,
         notes=tuple(notes),
@@ -190,7 +209,7 @@ def default_budget(needs: MemoryNeeds, available_bytes: int | None, *, io_thread
             "free some memory, or give a shorter --context",
             smallest_bytes=smallest,
         )
-    largest = total_bytes(needs, needs.n_blocks, io_threads=io_threads)
+    largest = largest_bytes(needs, io_threads=io_threads)
     return max(smallest, min(largest, int(available_bytes * DEFAULT_SHARE)))
 
 
@@ -200,5 +219,10 @@ def index_bytes(shape: Sequence[int]) -> int:
     return n_layers * n_experts * (16 + 8 + 1)
 
 
-def _overhead(needs: MemoryNeeds, n_slots: int, io_threads: int) -> int:
-    return FIXED_BYTES + needs.index_bytes + io_threads * THREAD_BYTES + n_slots * SLOT_OVERHEAD
+def _fixed_bytes(needs: MemoryNeeds, io_threads: int) -> int:
+    """What is taken whatever the pool."""
+    return needs.dense_bytes + needs.kv_bytes + needs.working_bytes + _overhead(needs, io_threads)
+
+
+def _overhead(needs: MemoryNeeds, io_threads: int) -> int:
+    return FIXED_BYTES + needs.index_bytes + io_threads * THREAD_BYTES

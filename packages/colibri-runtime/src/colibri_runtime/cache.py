@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from .policy import Key, Policy
 
 
 class Cache:
-    """Owner of `n_slots` slot numbers; each is free, or belongs to exactly one block.
+    """Owner of slot numbers; each is free, or belongs to exactly one block.
 
     A block is loading (being read), pinned (resident and in use), or resident and left to the
     policy. `claim` starts a load, `land` or `land_ahead` ends it well, `abandon` ends it badly;
     `pin` and `release` bracket use. All look-ups and evictions cost the same however many slots
     there are. Not thread-safe: one thread owns it.
 
+    Slots may come in several classes, one for each size: `n_slots` of class 0, in which `policy`
+    decides, and so on in `further`; they are numbered through. A block is only ever in a slot of
+    its class, `class_of(key)`, and a policy is told of the blocks of its own class alone. So
+    nothing that happens in one class takes a slot from another.
+
     `on_waste` is told of blocks that were read ahead and are evicted without any use.
     """
 
     def __init__(
-        self, n_slots: int, policy: Policy, on_waste: Callable[[Key], None] | None = None
+        self,
+        n_slots: int,
+        policy: Policy,
+        on_waste: Callable[[Key], None] | None = None,
+        *,
+        further: Sequence[tuple[int, Policy]] = (),
+        class_of: Callable[[Key], int] | None = None,
     ) -> None:
-        self.n_slots = n_slots
-        self._policy = policy
-        self._free = list(range(n_slots - 1, -1, -1))
+        classes = [(n_slots, policy), *further]
+        self._policies = [policy for _, policy in classes]
+        self._free: list[list[int]] = []
+        self._class_of_slot: list[int] = []
+        for number, (count, _) in enumerate(classes):
+            first = len(self._class_of_slot)
+            self._free.append(list(range(first + count - 1, first - 1, -1)))
+            self._class_of_slot += [number] * count
+        self.n_slots = len(self._class_of_slot)
+        self._class_of = class_of or (lambda key: 0)
+        # By slot, so that a hit costs one look-up of its key and none of its class.
+        self._policy_of_slot = [self._policies[number] for number in self._class_of_slot]
         self._resident: dict[Key, int] = {}
         self._loading: dict[Key, int] = {}
         self._pinned: set[Key] = set()
@@ -50,12 +70,18 @@ class Cache:
     @property
     def n_free(self) -> int:
         """Slots that no block owns."""
-        return len(self._free)
+        return sum(map(len, self._free))
 
     @property
     def n_waiting(self) -> int:
         """Resident blocks that were read ahead and whose layer has not been asked for since."""
         return len(self._waiting)
+
+    def n_waiting_in(self, number: int) -> int:
+        """Those of them in slots of class `number`."""
+        if len(self._policies) == 1:
+            return len(self._waiting)
+        return sum(self._class_of_slot[self._resident[key]] == number for key in self._waiting)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._resident
@@ -64,44 +90,69 @@ class Cache:
         """The slot of a resident block, None where it is not resident."""
         return self._resident.get(key)
 
+    def owners(self) -> dict[int, Key]:
+        """The block that owns each slot that is not free."""
+        both = (*self._resident.items(), *self._loading.items())
+        return {slot: key for key, slot in both}
+
     def pin(self, key: Key) -> int | None:
         """The slot of `key`, which is in use from now on; None where it is not resident."""
         slot = self._resident.get(key)
         if slot is not None and key not in self._pinned:
-            self._policy.pin(key)
+            self._policy_of_slot[slot].pin(key)
             self._pinned.add(key)
             self._waiting.discard(key)
         return slot
 
-    def take_unused(self, key: Key) -> bool:
-        """Whether `key` was read ahead and this is its first use."""
-        if key in self._unused:
-            self._unused.remove(key)
-            return True
-        return False
+    def pin_all(self, layer: int, experts: Iterable[int]) -> list[int]:
+        """The slots of a layer's experts, all resident, which are in use from now on."""
+        slots = []
+        for expert in experts:
+            key = (layer, expert)
+            slot = self._resident[key]
+            self._policy_of_slot[slot].pin(key)
+            slots.append(slot)
+            self._pinned.add(key)
+            self._waiting.discard(key)
+        return slots
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether any block was read ahead and not used yet."""
+        return bool(self._unused)
+
+    def take_unused(self, layer: int, experts: Iterable[int]) -> int:
+        """How many of a layer's experts were read ahead and are now used for the first time."""
+        used = self._unused.intersection((layer, expert) for expert in experts)
+        self._unused -= used
+        return len(used)
 
     def release(self, key: Key) -> None:
         """`key` is no longer in use."""
         self._pinned.remove(key)
-        self._policy.release(key)
+        self._policy_of_slot[self._resident[key]].release(key)
 
     def touch(self, key: Key) -> None:
         """`key` is expected to be asked for soon."""
-        if key in self._resident and key not in self._pinned:
-            self._policy.touch(key)
+        slot = self._resident.get(key)
+        if slot is not None and key not in self._pinned:
+            self._policy_of_slot[slot].touch(key)
 
     def expire(self, key: Key) -> None:
         """`key` was read ahead in vain."""
         if key in self._waiting:
             self._waiting.remove(key)
-            self._policy.expire(key)
+            self._policy_of_slot[self._resident[key]].expire(key)
 
     def claim(self, key: Key, *, is_prefetch: bool = False) -> int | None:
-        """A slot to read `key` into, free or made free; None while every other block is needed."""
-        if self._free:
-            slot = self._free.pop()
+        """A slot to read `key` into, free or made free; None while every other block of its class
+        is needed."""
+        number = self._class_of(key)
+        free = self._free[number]
+        if free:
+            slot = free.pop()
         else:
-            victim = self._policy.victim(is_prefetch=is_prefetch)
+            victim = self._policies[number].victim(is_prefetch=is_prefetch)
             if victim is None:
                 return None
             slot = self._resident.pop(victim)
@@ -114,18 +165,23 @@ class Cache:
         self._loading[key] = slot
         return slot
 
-    def land(self, key: Key) -> None:
-        """The read of `key` succeeded and the block is in use."""
-        self._resident[key] = self._loading.pop(key)
+    def land(self, key: Key) -> int:
+        """The slot of `key`, whose read succeeded and which is in use from now on."""
+        slot = self._loading.pop(key)
+        self._resident[key] = slot
         self._pinned.add(key)
+        return slot
 
-    def land_ahead(self, key: Key) -> None:
-        """The read of `key` succeeded before anything asked for it."""
-        self._resident[key] = self._loading.pop(key)
+    def land_ahead(self, key: Key) -> int:
+        """The slot of `key`, whose read succeeded before anything asked for it."""
+        slot = self._loading.pop(key)
+        self._resident[key] = slot
         self._unused.add(key)
         self._waiting.add(key)
-        self._policy.admit(key)
+        self._policy_of_slot[slot].admit(key)
+        return slot
 
     def abandon(self, key: Key) -> None:
         """The read of `key` failed or was called off: its slot is free again."""
-        self._free.append(self._loading.pop(key))
+        slot = self._loading.pop(key)
+        self._free[self._class_of_slot[slot]].append(slot)

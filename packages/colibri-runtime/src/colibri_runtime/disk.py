@@ -1,39 +1,43 @@
-"""Reads of blocks into slots: the protocol of disk engines, and how the file is opened for them."""
+"""Reads of blocks into slots: what a read is, and the protocol of the engines that make them."""
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from pathlib import Path
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_format import FormatCode, StorageError
+from colibri_format import UsageError
 
-ReadFunction = Callable[[int, list[Any], int], int]
-"""`os.preadv`: file descriptor, buffers, offset; gives the bytes read."""
+from .disk_files import IoMode, OpenFile
 
 
-class IoMode(Enum):
-    """Whether reads pass the page cache by."""
+class EngineName(StrEnum):
+    """Disk engines by name; `auto` is the first that reads a block directly, or `threads`."""
 
-    DIRECT = "direct"
-    BUFFERED = "buffered"
+    AUTO = "auto"
+    URING = "uring"
+    AIO = "aio"
+    THREADS = "threads"
+    MMAP = "mmap"
+
+
+ENGINE_NAMES: Final = tuple(str(name) for name in EngineName)
 
 
 @dataclass(slots=True, eq=False)
 class BlockRead:
     """One block to be read, and, once it comes back from `wait` or `poll`, how that went.
 
-    `length` bytes at `offset` of the file go to the start of `buffer`, a slot; `size` of them are
-    payload, the rest padding. With a `checksum` (XXH3-64 of the payload, seeded with the block's
-    place) the payload is checked before it comes back. The engine owns read and buffer from
-    `submit` until it gives the read back or `cancel` says True.
+    `length` bytes at `offset` of file number `file` go to the start of `buffer`, a slot; `size` of
+    them are payload, the rest padding, zeroed where the file ends inside it. With a `checksum`
+    (XXH3-64 of the payload, seeded with the block's place) the payload is checked before it comes
+    back. The engine owns read and buffer from `submit` until it gives the read back or `cancel`
+    says True. `address` is that of the buffer's first byte, 0 where the engine is to find it out;
+    `tag` is the submitter's own. `read_ns` runs from the first request to the kernel to the end of
+    the last, so reads in flight together each count all of it.
     """
 
     layer: int
@@ -50,24 +54,58 @@ class BlockRead:
     read_ns: int = 0
     checksum_ns: int = 0
     n_rereads: int = 0
+    file: int = 0
+    tag: int = 0
+    address: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An engine that `auto` tried, and why it was not taken."""
+
+    engine: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class IoReport:
-    """How blocks are read; `reason` says why not directly, empty where they are."""
+    """How blocks are read; `reason` says why not directly, empty where they are.
+
+    `mode` is direct only if a block of every file was read so through this very engine.
+    `n_threads` is 0 for engines without threads of their own; `depth` is how many requests may be
+    in flight, `split_bytes` how long each at most (0: whole blocks). `tried` is what `auto`
+    refused, `notes` what the engine does without. `n_buffered_reads` counts requests to files open
+    for direct reads that went through the page cache because they do not suit the disk.
+    """
 
     engine: str
     mode: IoMode
     reason: str
     n_threads: int
     is_verified: bool
+    depth: int = 0
+    split_bytes: int = 0
+    tried: tuple[Trial, ...] = ()
+    notes: tuple[str, ...] = ()
+    n_buffered_reads: int = 0
 
 
 class DiskEngine(Protocol):
-    """Reads blocks in the background. One thread calls; none of the calls but `wait` blocks."""
+    """Reads blocks of several files in the background.
+
+    One thread calls; none of the calls but `wait` and `close` blocks. Engines without threads read
+    and check checksums only within these calls: `poll` now and then while reads are outstanding.
+    """
 
     def submit(self, read: BlockRead) -> None:
-        """Queues a read: behind earlier ones of its kind, prefetches behind all demands."""
+        """Queues a read: behind earlier ones of its kind, prefetches behind all demands.
+
+        Raises:
+            UsageError: `engine-closed`, or `no-such-file` if `read.file` is none of the files.
+        """
+
+    def flush(self) -> None:
+        """Begins what is queued and may begin; `poll` and `wait` do so too."""
 
     def promote(self, read: BlockRead) -> None:
         """Makes a queued prefetch a demand read; one that has begun simply goes on."""
@@ -81,6 +119,9 @@ class DiskEngine(Protocol):
     def wait(self) -> list[BlockRead]:
         """The same, at least one; blocks until there is. A read must be outstanding."""
 
+    def add_file(self, file: OpenFile) -> int:
+        """The number under which blocks of `file`, now the engine's to close, are read."""
+
     def report(self) -> IoReport:
         """How blocks are read."""
 
@@ -88,110 +129,18 @@ class DiskEngine(Protocol):
         """Drops what is queued and returns when no read touches a buffer any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFile:
-    """A descriptor that the caller closes, its mode, and why it is not the direct one."""
-
-    path: Path
-    fd: int
-    mode: IoMode
-    reason: str = ""
-
-
-def describe_block(path: Path, read: BlockRead) -> str:
-    """`model.colibri: block L3/E12 at 0x4c0000`, as errors begin."""
-    return f"{path}: block L{read.layer}/E{read.expert} at {read.offset:#x}"
-
-
-def open_blocks(
-    path: Path,
-    *,
-    probe: BlockRead | None,
-    direct: bool = True,
-    file_size: int | None = None,
-    read: ReadFunction = os.preadv,
-    open_file: Callable[[str | Path, int], int] = os.open,
-) -> OpenFile:
-    """`path` opened to read blocks from, with O_DIRECT where a real read proves that it works.
-
-    Flag and open prove nothing: some file systems take the flag and refuse the reads. So `probe`
-    is read into its slot; whatever refuses, the file is opened buffered and `reason` says what
-    and why. Without a probe nothing is proven, and the file is opened buffered as well.
+def check_submit(read: BlockRead, n_files: int, *, is_closed: bool) -> None:
+    """Refuses what an engine cannot read.
 
     Raises:
-        StorageError: the file cannot be opened, or (`file-changed`) no longer has `file_size`
-            bytes.
+        UsageError: `engine-closed` or `no-such-file`.
     """
-    reason = "not asked for"
-    if direct and probe is None:
-        reason = "there is no block to prove direct reads with"
-    elif direct and probe is not None:
-        fd, reason = _open_direct(path, probe, read, open_file)
-        if fd is not None:
-            return _checked(OpenFile(path, fd, IoMode.DIRECT), file_size)
-    try:
-        fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StorageError.of(error, path, "opening it to read blocks") from error
-    if hasattr(os, "posix_fadvise"):
-        # Blocks are read whole and in no order: readahead would only fetch neighbours.
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    return _checked(OpenFile(path, fd, IoMode.BUFFERED, reason), file_size)
-
-
-def _checked(file: OpenFile, file_size: int | None) -> OpenFile:
-    found = os.fstat(file.fd).st_size
-    if file_size is not None and found != file_size:
-        os.close(file.fd)
-        raise StorageError(
-            "file-changed",
-            file.path,
-            f"has {found} bytes",
-            f"{file_size} when its index was read",
-            "do not replace a file in use",
+    if is_closed:
+        raise UsageError("engine-closed", "disk engine", "is closed", "an open engine")
+    if not 0 <= read.file < n_files:
+        raise UsageError(
+            "no-such-file",
+            f"block L{read.layer}/E{read.expert}",
+            f"is of file {read.file}",
+            f"one of the engine's {n_files} files",
         )
-    return file
-
-
-def _open_direct(
-    path: Path,
-    probe: BlockRead,
-    read: ReadFunction,
-    open_file: Callable[[str | Path, int], int],
-) -> tuple[int | None, str]:
-    flag = getattr(os, "O_DIRECT", None)
-    if flag is None:
-        return None, "this platform has no O_DIRECT"
-    try:
-        fd = open_file(path, os.O_RDONLY | os.O_CLOEXEC | flag)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.EACCES, errno.EISDIR):
-            return None, ""
-        return None, f"open refused O_DIRECT: {_words(error)}"
-    try:
-        n = read(fd, [probe.buffer[: probe.length]], probe.offset)
-    except OSError as error:
-        os.close(fd)
-        return None, f"direct read of a block refused: {_words(error)}"
-    if n < probe.length:
-        os.close(fd)
-        return None, f"direct read of a block gave {n} of {probe.length} bytes"
-    return fd, ""
-
-
-def _words(error: OSError) -> str:
-    name = errno.errorcode.get(error.errno or 0, "?")
-    return f"{error.strerror or error} ({name})"
-
-
-def short_read(path: Path, read: BlockRead, found: int) -> StorageError:
-    """The error of a file that ends inside a block."""
-    error = StorageError(
-        FormatCode.SHORT_READ,
-        describe_block(path, read),
-        f"the file ends after {found} of {read.length} bytes",
-        "the whole block",
-        "the file was cut short while in use: restore it or repack",
-    )
-    error.filename = str(path)
-    return error

@@ -7,52 +7,57 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import ClassVar, Final
 
-from colibri_format import FormatCode, FormatError, StorageError
-from colibri_format.checksum import checksum
-from colibri_format.layout import block_seed
-
-from .disk import BlockRead, IoMode, IoReport, OpenFile, ReadFunction, describe_block, short_read
+from .disk import BlockRead, EngineName, IoReport, Trial, check_submit
+from .disk_faults import (
+    MAX_AGAIN,
+    PASSING,
+    again_ns,
+    checksum_error,
+    kernel_error,
+    matches,
+    short_read,
+)
+from .disk_files import OpenFile, ReadFunction, buffer_address, join_modes
 
 DEFAULT_IO_THREADS: Final = 2
-MAX_AGAIN: Final = 8
-"""Times that EAGAIN is answered by another try, 1, 2, 4, ... milliseconds later."""
-DIRECT_STEP: Final = 4096
-"""A direct read goes on at a multiple of this: O_DIRECT wants aligned offsets (open(2))."""
 
 
 class ThreadsEngine:
     """Reads blocks with `n_threads` threads of its own, demands before prefetches.
 
-    Owns `file.fd` and closes it. Checks checksums in the same threads: XXH3 runs without the
+    Owns `files` and closes them. Checks checksums in the same threads: XXH3 runs without the
     interpreter lock. A block whose checksum fails is read once more, then given back with the
     error; so is every other failure: `read.error` says what, nothing is raised in the background.
 
     `read` and `sleep` stand in for `os.preadv` and `time.sleep` in tests.
     """
 
-    name: Final = "threads"
+    name: ClassVar[str] = EngineName.THREADS
 
     def __init__(
         self,
-        file: OpenFile,
+        files: Sequence[OpenFile],
         *,
         n_threads: int = DEFAULT_IO_THREADS,
         read: ReadFunction = os.preadv,
         sleep: Callable[[float], None] = time.sleep,
         is_verified: bool = True,
+        tried: Sequence[Trial] = (),
     ) -> None:
-        self._file = file
+        self._files = list(files)
         self._read = read
         self._sleep = sleep
         self._is_verified = is_verified
+        self._tried = tuple(tried)
         self._demands: OrderedDict[int, BlockRead] = OrderedDict()
         self._prefetches: OrderedDict[int, BlockRead] = OrderedDict()
         self._queued = threading.Condition()
         self._done: SimpleQueue[BlockRead] = SimpleQueue()
+        self._n_buffered = 0
         self._is_closed = False
         self._threads = [
             threading.Thread(target=self._run, name=f"colibri-io-{i}", daemon=True)
@@ -62,9 +67,13 @@ class ThreadsEngine:
             thread.start()
 
     def submit(self, read: BlockRead) -> None:
+        check_submit(read, len(self._files), is_closed=self._is_closed)
         with self._queued:
             (self._prefetches if read.is_prefetch else self._demands)[id(read)] = read
             self._queued.notify()
+
+    def flush(self) -> None:
+        pass
 
     def promote(self, read: BlockRead) -> None:
         with self._queued:
@@ -90,9 +99,22 @@ class ThreadsEngine:
     def wait(self) -> list[BlockRead]:
         return [self._done.get(), *self.poll()]
 
+    def add_file(self, file: OpenFile) -> int:
+        self._files.append(file)
+        return len(self._files) - 1
+
     def report(self) -> IoReport:
+        mode, reason = join_modes(self._files)
+        n_threads = len(self._threads)
         return IoReport(
-            self.name, self._file.mode, self._file.reason, len(self._threads), self._is_verified
+            engine=self.name,
+            mode=mode,
+            reason=reason,
+            n_threads=n_threads,
+            is_verified=self._is_verified,
+            depth=n_threads,
+            tried=self._tried,
+            n_buffered_reads=self._n_buffered,
         )
 
     def close(self) -> None:
@@ -105,7 +127,8 @@ class ThreadsEngine:
             self._queued.notify_all()
         for thread in self._threads:
             thread.join()
-        os.close(self._file.fd)
+        for file in self._files:
+            file.close()
 
     def _run(self) -> None:
         while (read := self._next()) is not None:
@@ -126,56 +149,51 @@ class ThreadsEngine:
         return None
 
     def _fetch(self, read: BlockRead) -> None:
-        self._fill(read)
-        if read.checksum is None or not self._is_verified:
-            return
-        if self._matches(read):
+        file = self._files[read.file]
+        self._fill(file, read)
+        if read.checksum is None or not self._is_verified or matches(read):
             return
         # Once more: a bit that flipped on its way, unlike one on the disk, is not there again.
         read.n_rereads += 1
-        self._fill(read)
-        if not self._matches(read):
-            raise FormatError(
-                FormatCode.BLOCK_CHECKSUM,
-                describe_block(self._file.path, read),
-                f"its {read.size} bytes do not have the checksum {read.checksum:016x} of the index",
-                "the bytes that were written; two reads agreed that they are not there",
-                "the file is damaged: restore it or repack; `colibri verify` lists all such blocks",
-            )
+        self._fill(file, read)
+        if not matches(read):
+            raise checksum_error(file.path, read)
 
-    def _matches(self, read: BlockRead) -> bool:
-        started = time.perf_counter_ns()
-        found = checksum(read.buffer[: read.size], block_seed(read.layer, read.expert))
-        read.checksum_ns += time.perf_counter_ns() - started
-        return found == read.checksum
-
-    def _fill(self, read: BlockRead) -> None:
+    def _fill(self, file: OpenFile, read: BlockRead) -> None:
         """Reads until the whole block is there; the kernel may give less than it was asked for."""
         started = time.perf_counter_ns()
-        buffer = memoryview(read.buffer)[: read.length]  # type: ignore[arg-type]
-        step = DIRECT_STEP if self._file.mode is IoMode.DIRECT else 1
+        room = len(read.buffer)
+        is_direct, length = file.plan_request(read.offset, read.length, buffer_address(read), room)
+        buffer = memoryview(read.buffer)[:length]  # type: ignore[arg-type]
         done = 0
         n_again = 0
-        while done < read.length:
+        while done < length:
+            fd = file.fd if is_direct else file.buffered_fd
+            if fd != file.fd:
+                with self._queued:
+                    self._n_buffered += 1
+            step = file.alignment.offset if is_direct else 1
             try:
-                n = self._read(self._file.fd, [buffer[done:]], read.offset + done)
+                n = self._read(fd, [buffer[done:]], read.offset + done)
             except OSError as error:
                 if error.errno == errno.EINTR:
                     continue
-                if error.errno == errno.EAGAIN and n_again < MAX_AGAIN:
-                    self._sleep(0.001 * 2**n_again)
+                if error.errno == errno.EINVAL and is_direct:
+                    is_direct = False
+                    continue
+                if error.errno in PASSING and n_again < MAX_AGAIN:
+                    self._sleep(again_ns(n_again) / 1e9)
                     n_again += 1
                     continue
-                failure = StorageError.of(
-                    error, describe_block(self._file.path, read), f"reading {read.length} bytes"
-                )
-                failure.filename = str(self._file.path)
-                raise failure from error
+                raise kernel_error(file.path, read, error) from error
             read.n_bytes += n
-            if done + n >= read.length:
+            if done + n >= length:
                 break
             # A direct read that stops off a boundary stopped at the end of the file.
             if n // step == 0:
-                raise short_read(self._file.path, read, done + n)
+                if done + n < read.size:
+                    raise short_read(file.path, read, done + n)
+                read.buffer[done + n : read.length] = 0
+                break
             done += n // step * step
         read.read_ns += time.perf_counter_ns() - started

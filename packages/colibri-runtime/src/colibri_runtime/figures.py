@@ -10,7 +10,8 @@ from colibri_format import format_size
 
 from .budget import MemoryPlan
 from .config import RunConfig
-from .disk import IoMode, IoReport
+from .disk import IoReport
+from .disk_files import IoMode
 from .stats import LayerStats
 
 STALL_SHARE: Final = 0.1
@@ -52,11 +53,6 @@ class Phase:
             "prefetch_recall": self.stats.recall,
             "stats": self.stats.as_dict(),
         }
-
-
-def prefetch_waste(stats: LayerStats, slot_bytes: int) -> int:
-    """Bytes that were read ahead and evicted without use."""
-    return stats.n_prefetch_wasted * slot_bytes
 
 
 def explain_stall(

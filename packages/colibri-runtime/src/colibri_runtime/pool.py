@@ -1,4 +1,4 @@
-"""Aligned memory for blocks: one anonymous mapping, cut into equal slots."""
+"""Aligned memory for blocks: one anonymous mapping, cut into slots."""
 
 from __future__ import annotations
 
@@ -37,45 +37,64 @@ class PoolReport:
 
 
 def pool_bytes(n_slots: int, slot_bytes: int) -> int:
-    """Bytes that a pool maps: its slots, and what a large arena may lose to its alignment."""
-    size = n_slots * slot_bytes
-    return size + (HUGE_PAGE if size >= LEAST_HUGE_ARENA else 0)
+    """Bytes that a pool of equal slots maps, what a large arena may lose to alignment included."""
+    return mapped_bytes(n_slots * slot_bytes)
+
+
+def mapped_bytes(arena_bytes: int) -> int:
+    """Bytes mapped for an arena: its own, and what a large one may lose to its alignment."""
+    return arena_bytes + (HUGE_PAGE if arena_bytes >= LEAST_HUGE_ARENA else 0)
 
 
 class Pool:
-    """`n_slots` slots of `slot_bytes` bytes each, touched, so that they can be had for certain.
+    """Slots in one arena, touched, so that they can be had for certain.
 
-    The arena never grows; one of `LEAST_HUGE_ARENA` bytes or more starts at a multiple of 2 MiB
-    and asks for huge pages. Slots start at multiples of `slot_bytes` within it, which is itself a
-    multiple of the page size: so they suit O_DIRECT.
+    `n_slots` slots of `slot_bytes` bytes each come first, then those of each `(n_slots,
+    slot_bytes)` in `further`; they are numbered through. The arena never grows; one of
+    `LEAST_HUGE_ARENA` bytes or more starts at a multiple of 2 MiB and asks for huge pages. Slot
+    sizes are multiples of the page size and slots stand without gaps: so they suit O_DIRECT.
     The pool owns the memory; arrays over it keep it alive after `close`.
 
+    Attributes:
+        arena: the whole of it, `(arena_bytes,) uint8`, to register with a kernel interface.
+        addresses: of each slot's first byte.
+
     Raises:
-        UsageError: `bad-slots` unless `slot_bytes` is a multiple of 4096.
+        UsageError: `bad-slots` unless every size is a multiple of 4096.
         StorageError: `out-of-memory` when the kernel gives no such mapping.
     """
 
-    def __init__(self, n_slots: int, slot_bytes: int) -> None:
-        if n_slots < 0 or slot_bytes < 0 or slot_bytes % 4096 or (n_slots and not slot_bytes):
-            raise UsageError(
-                "bad-slots",
-                "pool",
-                f"{n_slots} slots of {slot_bytes} bytes",
-                "slots are a positive multiple of 4096 bytes",
-            )
-        self.n_slots = n_slots
-        self.slot_bytes = slot_bytes
+    def __init__(self, n_slots: int, slot_bytes: int, *further: tuple[int, int]) -> None:
+        classes = ((n_slots, slot_bytes), *further)
+        for number, size in classes:
+            if number < 0 or size < 0 or size % 4096 or (number and not size):
+                raise UsageError(
+                    "bad-slots",
+                    "pool",
+                    f"{number} slots of {size} bytes",
+                    "slots are a positive multiple of 4096 bytes",
+                )
+        self.n_slots = sum(number for number, _ in classes)
+        self.arena_bytes = sum(number * size for number, size in classes)
         self._map: mmap.mmap | None = None
         self._notes: list[str] = []
-        size = n_slots * slot_bytes
-        arena = self._map_arena(size) if size else np.empty(0, np.uint8)
-        views = arena.reshape(n_slots, slot_bytes) if size else arena.reshape(0, 0)
-        self._slots: list[NDArray[np.uint8]] = list(views)
-        read_only = views.view()
+        self.arena = (
+            self._map_arena(self.arena_bytes) if self.arena_bytes else np.empty(0, np.uint8)
+        )
+        self.sizes: tuple[int, ...] = tuple(s for number, s in classes for _ in range(number))
+        address = int(self.arena.__array_interface__["data"][0])
+        read_only = self.arena.view()
         read_only.flags.writeable = False
-        self._read_only: list[NDArray[np.uint8]] = list(read_only)
-        address = int(arena.__array_interface__["data"][0])
-        self._huge = huge_bytes(address, size) if size else 0
+        self.addresses: list[int] = []
+        self._slots: list[NDArray[np.uint8]] = []
+        self._read_only: list[NDArray[np.uint8]] = []
+        start = 0
+        for size in self.sizes:
+            self.addresses.append(address + start)
+            self._slots.append(self.arena[start : start + size])
+            self._read_only.append(read_only[start : start + size])
+            start += size
+        self._huge = huge_bytes(address, self.arena_bytes) if self.sizes else 0
 
     def _map_arena(self, size: int) -> NDArray[np.uint8]:
         try:
@@ -115,17 +134,17 @@ class Pool:
             self._notes.append(f"{name} refused: {error.strerror}")
 
     @property
-    def arena_bytes(self) -> int:
-        """Bytes of all slots together."""
-        return self.n_slots * self.slot_bytes
+    def slot_bytes(self) -> int:
+        """Bytes of the largest slot, 0 without slots."""
+        return max(self.sizes, default=0)
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes of address space taken, what alignment loses included."""
-        return pool_bytes(self.n_slots, self.slot_bytes)
+        return mapped_bytes(self.arena_bytes)
 
     def slot(self, number: int) -> NDArray[np.uint8]:
-        """The slot as `(slot_bytes,) uint8`, for the one who reads a block into it."""
+        """The slot as `(n_bytes,) uint8`, for the one who reads a block into it."""
         return self._slots[number]
 
     def view(self, number: int) -> NDArray[np.uint8]:
@@ -148,6 +167,7 @@ class Pool:
         """Gives the slots up; the memory goes with the last array over it."""
         self._slots = []
         self._read_only = []
+        self.arena = np.empty(0, np.uint8)
         self._map = None
 
 

@@ -11,7 +11,7 @@ from colibri_format import format_size
 from .budget import MemoryPlan
 from .config import RunConfig
 from .disk import IoReport
-from .figures import Phase, explain_stall, prefetch_waste
+from .figures import Phase, explain_stall
 from .pool import PoolReport
 from .stats import LayerStats
 
@@ -85,7 +85,7 @@ class RunReport:
                 "depth": self.config.prefetch_depth,
                 "recall": total.recall,
                 "bytes": total.prefetch_bytes,
-                "wasted_bytes": prefetch_waste(total, self.plan.slot_bytes),
+                "wasted_bytes": total.wasted_bytes,
             },
             "budget_bytes": self.plan.budget_bytes,
             "peak_memory": {
@@ -134,7 +134,7 @@ class RunReport:
                 ("read", f"{format_size(int(self.main.bytes_per_token))} per token ({mode})")
             )
         if stats.recall is not None:
-            waste = format_size(prefetch_waste(stats, self.plan.slot_bytes))
+            waste = format_size(stats.wasted_bytes)
             rows.append(("prefetch", f"{stats.recall:.0%} foreseen, {waste} wasted"))
         if self.main.stall_share is not None:
             rows.append(("stalled", f"{self.main.stall_share:.1%} of the time"))
@@ -164,7 +164,7 @@ def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         ("bookkeeping", format_size(plan.overhead_bytes)),
         (
             "pool",
-            f"{format_size(plan.pool_bytes)}: slots of {format_size(plan.slot_bytes)} for {share}; "
+            f"{format_size(plan.pool_bytes)}: {_slots(plan)} for {share}; "
             f"{plan.slots.n_protected} kept from token to token, {plan.slots.n_transit} in "
             f"transit, at most {plan.slots.n_prefetch} reading ahead",
         ),
@@ -173,6 +173,15 @@ def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         ("smallest", f"{format_size(plan.smallest_bytes)} ({plan.smallest_bytes} bytes)"),
         ("all experts", f"{format_size(plan.largest_bytes)} ({plan.largest_bytes} bytes)"),
     ]
+
+
+def _slots(plan: MemoryPlan) -> str:
+    """`slots of 3 MiB`, or `40 slots of 3 MiB, 40 of 2.5 MiB` where there are several sizes."""
+    classes = plan.slots.classes
+    if len(classes) == 1:
+        return f"slots of {format_size(plan.slot_bytes)}"
+    parts = [f"{c.plan.n_slots} of {format_size(c.slot_bytes)}" for c in reversed(classes)]
+    return "slots, " + ", ".join(parts) + f" (equal ones would waste {plan.equal_waste:.0%}),"
 
 
 def _speed(phase: Phase, what: str) -> str:

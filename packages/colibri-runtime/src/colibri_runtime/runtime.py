@@ -24,11 +24,11 @@ from colibri_format import (
 )
 
 from .backend import Backend, load_backend
-from .blocks import block_slot_bytes, count_blocks, first_block, plan_read, slot_waste
+from .blocks import BlockTable
 from .budget import MemoryNeeds, MemoryPlan, default_budget, index_bytes, plan_memory
 from .config import RunConfig
 from .decoder import Decoder, RoutingObserver
-from .disk import open_blocks
+from .disk_files import open_blocks
 from .disk_threads import ThreadsEngine
 from .kv_cache import KvCache, kv_cache_bytes
 from .machine import available_bytes
@@ -88,16 +88,15 @@ def describe_needs(
     """
     layouts = check_weights(reader, model, backend)
     context = choose_context(model, config.context, str(reader.path))
+    census = BlockTable([reader]).census()
     return MemoryNeeds(
         where=str(reader.path),
         dense_bytes=resident_bytes(reader.tensors, model, layouts),
         kv_bytes=kv_cache_bytes(model, context),
         working_bytes=working_bytes(model, min(config.batch_size, context), context, backend),
         index_bytes=index_bytes(reader.index.shape),
-        slot_bytes=block_slot_bytes(reader),
-        blocks_per_layer=count_blocks(reader),
+        census=census,
         top_k=model.moe.top_k if model.moe else 1,
-        slot_waste=slot_waste(reader),
     )
 
 
@@ -228,19 +227,20 @@ def open_store(reader: Reader, plan: MemoryPlan, config: RunConfig) -> Store:
 
     Direct mode is tried with a read of the first block into the first slot.
     """
-    pool = Pool(plan.n_slots, plan.slot_bytes if plan.n_slots else 0)
+    pool = Pool(*plan.slots.shape[0], *plan.slots.shape[1:])
     try:
-        place = first_block(reader)
+        table = BlockTable([reader])
+        place = table.first()
         probe = None
         if place is not None:
-            probe = plan_read(reader, *place, slot=0, buffer=pool.slot(0))
+            probe = table.plan_read(*place, slot=0, buffer=pool.slot(0))
         file = open_blocks(
             reader.path, probe=probe, direct=config.is_direct, file_size=reader.file_size
         )
     except BaseException:
         pool.close()
         raise
-    engine = ThreadsEngine(file, n_threads=config.io_threads, is_verified=config.is_verified)
+    engine = ThreadsEngine([file], n_threads=config.io_threads, is_verified=config.is_verified)
     return Store(reader, pool, engine, plan.slots)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 
@@ -13,7 +12,8 @@ class LayerStats:
     An ask is a hit when the block was resident, late when it was being read or queued to be, and
     a miss when neither. `stall_ns` is the time the caller waited for blocks, `compute_ns` the
     time it took between one block and the next, `read_ns` and `checksum_ns` the time of the I/O
-    threads, which overlaps both. `n_predicted` experts were predicted for asks of which
+    threads, which overlaps both. When the caller waited, `n_waits` times, `queue_depth / n_waits`
+    reads were under way on average. `n_predicted` experts were predicted for asks of which
     `n_foretold` had a prediction at all and `n_recalled` were in it.
     """
 
@@ -26,6 +26,7 @@ class LayerStats:
     n_prefetched: int = 0
     n_prefetch_used: int = 0
     n_prefetch_wasted: int = 0
+    wasted_bytes: int = 0
     n_prefetch_dropped: int = 0
     n_prefetch_cancelled: int = 0
     n_prefetch_failed: int = 0
@@ -33,6 +34,8 @@ class LayerStats:
     n_foretold: int = 0
     n_recalled: int = 0
     n_rereads: int = 0
+    n_waits: int = 0
+    queue_depth: int = 0
     stall_ns: int = 0
     compute_ns: int = 0
     read_ns: int = 0
@@ -78,7 +81,7 @@ class Stats:
     """Counts of every layer of a store since it was opened."""
 
     def __init__(self, n_layers: int) -> None:
-        self.layers: Sequence[LayerStats] = tuple(LayerStats() for _ in range(n_layers))
+        self.layers: tuple[LayerStats, ...] = tuple(LayerStats() for _ in range(n_layers))
 
     def total(self) -> LayerStats:
         """All layers together; a new value, which later asks do not change."""

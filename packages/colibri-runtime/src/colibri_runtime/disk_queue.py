@@ -1,0 +1,381 @@
+"""The disk engines `uring` and `aio`: requests in a kernel's queue, and no thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from colibri_format import StorageError, UsageError
+from colibri_format.layout import round_up
+
+from .disk import BlockRead, IoReport, Trial, check_submit
+from .disk_faults import (
+    MAX_AGAIN,
+    PASSING,
+    again_ns,
+    checksum_error,
+    kernel_error,
+    matches,
+    short_read,
+)
+from .disk_files import IoMode, OpenFile, buffer_address, join_modes
+from .disk_ring import MAX_REQUEST, Request, Ring
+
+DEFAULT_DEPTH: Final = 8
+DEFAULT_SPLIT_BYTES: Final = 0
+DEFAULT_PREFETCH_DEPTH: Final = 2
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    """A read of which something was asked of the kernel: pieces not ended, and what they met."""
+
+    read: BlockRead
+    file: OpenFile
+    address: int
+    started_ns: int
+    n_pieces: int = 0
+    length: int = 0
+    end: int = 0
+    error: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """What a request is to bring: the `length` bytes of a block from its byte `begin` on."""
+
+    begun: _Begun
+    begin: int
+    length: int
+    is_direct: bool
+    n_again: int = 0
+
+
+class QueueEngine:
+    """Reads blocks through `ring`, at most `depth` requests in flight, demands before prefetches.
+
+    Owns `ring` and `files` and closes them. A prefetch begins only while no demand is queued and
+    fewer than `prefetch_depth` requests are in flight, so it delays a demand that comes next by
+    no more than those. Requests are whole blocks, or `split_bytes` long.
+
+    Everything happens within calls, on the caller's thread: the device is kept busy as long as
+    more than one request is in flight between two of them. Checksums are checked just before a
+    block is given back, so that it is in the processor's cache when it is used; `wait` gives one
+    block at a time for that reason, after the requests that follow have begun. A block whose
+    checksum fails is read once more, then given back with the error; so is every other failure.
+
+    `sleep` and `clock` stand in for `time.sleep` and `time.perf_counter_ns` in tests.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        files: Sequence[OpenFile],
+        *,
+        depth: int = DEFAULT_DEPTH,
+        split_bytes: int = DEFAULT_SPLIT_BYTES,
+        prefetch_depth: int = DEFAULT_PREFETCH_DEPTH,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        is_verified: bool = True,
+        tried: Sequence[Trial] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        self._ring = ring
+        self._files = list(files)
+        self._depth = depth
+        self._split_bytes = split_bytes
+        self._prefetch_depth = min(prefetch_depth, depth)
+        self._sleep = sleep
+        self._clock = clock
+        self._is_verified = is_verified
+        self._tried = tuple(tried)
+        self._notes = tuple(notes)
+        self._demands: OrderedDict[int, BlockRead] = OrderedDict()
+        self._prefetches: OrderedDict[int, BlockRead] = OrderedDict()
+        self._demand_pieces: deque[_Piece] = deque()
+        self._prefetch_pieces: deque[_Piece] = deque()
+        self._later: list[tuple[int, _Piece]] = []
+        self._in_flight: dict[int, _Piece] = {}
+        self._landed: deque[_Begun] = deque()
+        self._done: deque[BlockRead] = deque()
+        self._tag = 0
+        self._n_buffered = 0
+        self._is_closed = False
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether any file is read past the page cache."""
+        return any(file.mode is IoMode.DIRECT for file in self._files)
+
+    def submit(self, read: BlockRead) -> None:
+        check_submit(read, len(self._files), is_closed=self._is_closed)
+        (self._prefetches if read.is_prefetch else self._demands)[id(read)] = read
+
+    def flush(self) -> None:
+        self._begin()
+
+    def promote(self, read: BlockRead) -> None:
+        read.is_prefetch = False
+        if self._prefetches.pop(id(read), None) is not None:
+            self._demands[id(read)] = read
+        elif self._prefetch_pieces:
+            for piece in [p for p in self._prefetch_pieces if p.begun.read is read]:
+                self._prefetch_pieces.remove(piece)
+                self._demand_pieces.append(piece)
+
+    def cancel(self, read: BlockRead) -> bool:
+        return (
+            self._prefetches.pop(id(read), None) is not None
+            or self._demands.pop(id(read), None) is not None
+        )
+
+    def poll(self) -> list[BlockRead]:
+        if not self._is_busy():
+            return []
+        self._advance(wait=False)
+        while self._landed:
+            self._finish(self._landed.popleft())
+        done = list(self._done)
+        self._done.clear()
+        return done
+
+    def wait(self) -> list[BlockRead]:
+        while not self._done:
+            if not self._is_busy():
+                raise UsageError(
+                    "no-read", "disk engine", "no read is outstanding", "a submitted read"
+                )
+            self._advance(wait=not self._landed)
+            if self._landed:
+                self._finish(self._landed.popleft())
+        return [self._done.popleft()]
+
+    def add_file(self, file: OpenFile) -> int:
+        self._files.append(file)
+        return len(self._files) - 1
+
+    def report(self) -> IoReport:
+        mode, reason = join_modes(self._files)
+        return IoReport(
+            engine=self._ring.name,
+            mode=mode,
+            reason=reason,
+            n_threads=0,
+            is_verified=self._is_verified,
+            depth=self._depth,
+            split_bytes=self._split_bytes,
+            tried=self._tried,
+            notes=self._notes,
+            n_buffered_reads=self._n_buffered,
+        )
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for queue in (self._demands, self._prefetches, self._in_flight):
+            queue.clear()
+        for rest in (self._demand_pieces, self._prefetch_pieces, self._later, self._landed):
+            rest.clear()
+        try:
+            self._ring.close()
+        finally:
+            for file in self._files:
+                file.close()
+
+    def _is_busy(self) -> bool:
+        return bool(
+            self._in_flight
+            or self._done
+            or self._landed
+            or self._demands
+            or self._prefetches
+            or self._demand_pieces
+            or self._prefetch_pieces
+            or self._later
+        )
+
+    def _advance(self, *, wait: bool) -> None:
+        """Begins what may begin and takes in what has ended; with `wait`, something, if it can."""
+        self._begin()
+        if not self._in_flight:
+            if wait and not self._landed and not self._done and self._later:
+                due = min(due for due, _ in self._later)
+                self._sleep(max(0, due - self._clock()) / 1e9)
+            return
+        try:
+            done = self._ring.reap(wait=wait and not self._landed and not self._done)
+        except OSError as error:
+            where = f"disk engine {self._ring.name}"
+            raise StorageError.of(error, where, "waiting for reads") from error
+        if not done and not self._ring.in_flight():
+            # An exception, Ctrl-C say, came between the kernel's answer and our notes: ask again.
+            for piece in self._in_flight.values():
+                self._queue_of(piece).append(piece)
+            self._in_flight.clear()
+        for tag, result in done:
+            self._take(self._in_flight.pop(tag), result)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Fills the ring from the queues."""
+        if self._later:
+            self._wake()
+        while batch := self._next_batch():
+            requests = []
+            for piece in batch:
+                begun = piece.begun
+                self._tag = tag = (self._tag + 1) & 0xFFFFFFFF
+                self._in_flight[tag] = piece
+                read, file, at = begun.read, begun.file, piece.begin
+                is_other = file.fd != file.buffered_fd and not piece.is_direct
+                self._n_buffered += is_other
+                requests.append(
+                    Request(
+                        begun.address + at,
+                        read.offset + at,
+                        piece.length,
+                        file.buffered_fd if is_other else file.fd,
+                        -1 if is_other else read.file,
+                        tag,
+                    )
+                )
+            n = self._ring.submit(requests)
+            for request in requests[max(n, 0) :]:
+                del self._in_flight[request.tag]
+            if n == len(batch):
+                continue
+            rest = batch[max(n, 0) :]
+            if n < 0 and n != -errno.EINTR and not (-n in PASSING and self._in_flight):
+                # Nothing is in flight that could make room, or the request itself is at fault.
+                self._take(rest.pop(0), n)
+            for piece in reversed(rest):
+                self._queue_of(piece).appendleft(piece)
+            if -n in PASSING:
+                return
+
+    def _next_batch(self) -> list[_Piece]:
+        batch: list[_Piece] = []
+        while len(self._in_flight) + len(batch) < self._depth:
+            piece = self._next(len(self._in_flight) + len(batch))
+            if piece is None:
+                break
+            batch.append(piece)
+        return batch
+
+    def _next(self, n_in_flight: int) -> _Piece | None:
+        while True:
+            if self._demand_pieces:
+                piece = self._demand_pieces.popleft()
+            elif self._demands:
+                self._split(self._demands.popitem(last=False)[1])
+                continue
+            elif n_in_flight >= self._prefetch_depth:
+                return None
+            elif self._prefetch_pieces:
+                piece = self._prefetch_pieces.popleft()
+            elif self._prefetches:
+                self._split(self._prefetches.popitem(last=False)[1])
+                continue
+            else:
+                return None
+            if piece.begun.error is None:
+                return piece
+            self._end(piece)  # the block is lost: its other pieces need not be read
+
+    def _split(self, read: BlockRead) -> None:
+        """Makes the pieces of a read that begins."""
+        address = buffer_address(read)
+        begun = _Begun(read, self._files[read.file], address, self._clock())
+        self._ask(begun)
+
+    def _ask(self, begun: _Begun) -> None:
+        read, file = begun.read, begun.file
+        is_direct, length = file.plan_request(
+            read.offset, read.length, begun.address, len(read.buffer)
+        )
+        step = round_up(self._split_bytes, file.alignment.offset) or MAX_REQUEST
+        begun.length = begun.end = length
+        queue = self._prefetch_pieces if read.is_prefetch else self._demand_pieces
+        for begin in range(0, length, step):
+            queue.append(_Piece(begun, begin, min(step, length - begin), is_direct))
+            begun.n_pieces += 1
+
+    def _queue_of(self, piece: _Piece) -> deque[_Piece]:
+        return self._prefetch_pieces if piece.begun.read.is_prefetch else self._demand_pieces
+
+    def _wake(self) -> None:
+        now = self._clock()
+        for entry in [entry for entry in self._later if entry[0] <= now]:
+            self._later.remove(entry)
+            self._queue_of(entry[1]).append(entry[1])
+
+    def _take(self, piece: _Piece, result: int) -> None:
+        """What follows from the kernel's answer to a request."""
+        begun = piece.begun
+        if result >= 0:
+            begun.read.n_bytes += result
+            # A direct read that stops off a boundary stopped at the end of the file.
+            step = begun.file.alignment.offset if piece.is_direct else 1
+            whole = result // step * step
+            if result < piece.length and whole > 0:
+                piece.begin += whole
+                piece.length -= whole
+                self._queue_of(piece).appendleft(piece)
+                return
+            if result < piece.length:
+                begun.end = min(begun.end, piece.begin + result)
+        elif -result == errno.EINTR:
+            self._queue_of(piece).appendleft(piece)
+            return
+        elif -result == errno.EINVAL and piece.is_direct:
+            piece.is_direct = False
+            self._queue_of(piece).appendleft(piece)
+            return
+        elif -result in PASSING and piece.n_again < MAX_AGAIN:
+            self._later.append((self._clock() + again_ns(piece.n_again), piece))
+            piece.n_again += 1
+            return
+        elif begun.error is None:
+            begun.error = kernel_error(
+                begun.file.path, begun.read, OSError(-result, os.strerror(-result))
+            )
+        self._end(piece)
+
+    def _end(self, piece: _Piece) -> None:
+        """One piece less; after the last the read has landed, or failed."""
+        begun = piece.begun
+        begun.n_pieces -= 1
+        if begun.n_pieces:
+            return
+        read = begun.read
+        read.read_ns += self._clock() - begun.started_ns
+        if begun.error is None and begun.end < read.size:
+            begun.error = short_read(begun.file.path, read, begun.end)
+        if begun.error is not None:
+            read.error = begun.error
+            self._done.append(read)
+            return
+        if begun.end < read.length:
+            read.buffer[begun.end : read.length] = 0
+        self._landed.append(begun)
+
+    def _finish(self, begun: _Begun) -> None:
+        """Checks a block that has landed; gives it back, or reads it once more."""
+        read = begun.read
+        if read.checksum is not None and self._is_verified and not matches(read):
+            if read.n_rereads == 0:
+                # A bit that flipped on its way, unlike one on the disk, is not there again.
+                read.n_rereads += 1
+                begun.started_ns = self._clock()
+                self._ask(begun)
+                self._begin()
+                return
+            read.error = checksum_error(begun.file.path, read)
+        self._done.append(read)
