@@ -39,7 +39,7 @@ enum colibri_rounding {
 /* Rows of activations, rounded once for all products that want them so.
  *
  * `columns` is a multiple of the group. Row t of each array starts at t * its row length; every
- * row of `values` starts at a multiple of 64 bytes. Which arrays there are depends on `rounding`.
+ * array starts at a multiple of 64 bytes. Which arrays there are depends on `rounding`.
  */
 struct colibri_acts {
     int32_t rounding;
@@ -49,6 +49,7 @@ struct colibri_acts {
     const float *scales; /* (n_tokens, columns / group) */
     const float *sums;   /* Q8_1: (n_tokens, columns / 32), scale * sum */
     const int16_t *sums16; /* Q8_K: (n_tokens, columns / 16), sums of values */
+    const int32_t *sums32; /* Q8_0, Q8_1: (n_tokens, columns / 32), sums of values */
 };
 
 /* Tokens that one call of a kernel takes at most; more come in several calls. */
