@@ -132,6 +132,32 @@ def test_an_io_error_names_file_block_and_errno(source, pool):
     assert f"L1/E2 at {read.offset:#x}" in str(error)
 
 
+def test_a_read_that_stops_before_the_end_of_the_file_is_tried_again(source, pool):
+    slept = []
+
+    read = run(source, pool, Disk(0, 0), sleep=slept.append)
+
+    assert_right(source, read)
+    assert slept == [0.001, 0.002]
+
+
+def test_a_read_that_stops_again_and_again_is_a_short_read(source, pool):
+    read = run(source, pool, Disk(*[0] * (MAX_AGAIN + 1)))
+
+    assert read.error.code == "short-read"
+    assert "again and again" in str(read.error)
+
+
+def test_a_file_that_ends_inside_the_padding_is_whole(source, pool):
+    pool.slot(0)[:] = 0xAA
+    os.truncate(source.path, int(source.index[1, 2]["offset"]) + int(source.index[1, 2]["size"]))
+
+    read = run(source, pool, key=(1, 2))
+
+    assert_right(source, read)
+    assert not read.buffer[read.size : read.length].any()
+
+
 @pytest.mark.parametrize("mode", list(IoMode))
 @pytest.mark.parametrize("cut", [0, 1, 4096, 5000])
 def test_a_file_cut_inside_a_block_is_a_short_read(source, pool, mode, cut):

@@ -85,7 +85,7 @@ def open_engine(
                 raise StorageError(
                     "io-unavailable",
                     f"disk engine {kind}",
-                    str(error),
+                    error.strerror or "",
                     "a system that allows it",
                     "take --io auto, or --io threads",
                     errno=error.errno,
@@ -104,7 +104,7 @@ def open_engine(
             try:
                 engine = ring_engine(other, tried)
             except _UnavailableError as error:
-                tried.append(Trial(other, str(error)))
+                tried.append(Trial(other, error.strerror or ""))
                 continue
             if engine.reads_directly:
                 return engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from pathlib import Path
 from typing import Final
@@ -38,14 +39,21 @@ def kernel_error(path: Path, read: BlockRead, error: OSError) -> StorageError:
     return failure
 
 
-def short_read(path: Path, read: BlockRead, found: int) -> StorageError:
-    """The error of a file that ends inside a block."""
+def is_end(fd: int, position: int) -> bool:
+    """Whether the file has no byte at `position`: the kernel may also just give fewer."""
+    return os.lseek(fd, 0, os.SEEK_END) <= position
+
+
+def short_read(path: Path, read: BlockRead, found: int, *, is_end: bool) -> StorageError:
+    """The error of a block of which only `found` bytes could be read."""
+    what = "the file ends" if is_end else "reads stop again and again"
+    remedy = "the file was cut short while in use: restore it or repack"
     error = StorageError(
         FormatCode.SHORT_READ,
         describe_block(path, read),
-        f"the file ends after {found} of {read.length} bytes",
+        f"{what} after {found} of {read.length} bytes",
         "the whole block",
-        "the file was cut short while in use: restore it or repack",
+        remedy if is_end else "look into the kernel's log for what ails the disk",
     )
     error.filename = str(path)
     return error

@@ -19,6 +19,7 @@ from .disk_faults import (
     PASSING,
     again_ns,
     checksum_error,
+    is_end,
     kernel_error,
     matches,
     short_read,
@@ -321,16 +322,8 @@ class QueueEngine:
         begun = piece.begun
         if result >= 0:
             begun.read.n_bytes += result
-            # A direct read that stops off a boundary stopped at the end of the file.
-            step = begun.file.alignment.offset if piece.is_direct else 1
-            whole = result // step * step
-            if result < piece.length and whole > 0:
-                piece.begin += whole
-                piece.length -= whole
-                self._queue_of(piece).appendleft(piece)
+            if result < piece.length and self._goes_on(piece, result):
                 return
-            if result < piece.length:
-                begun.end = min(begun.end, piece.begin + result)
         elif -result == errno.EINTR:
             self._queue_of(piece).appendleft(piece)
             return
@@ -339,14 +332,37 @@ class QueueEngine:
             self._queue_of(piece).appendleft(piece)
             return
         elif -result in PASSING and piece.n_again < MAX_AGAIN:
-            self._later.append((self._clock() + again_ns(piece.n_again), piece))
-            piece.n_again += 1
+            self._put_off(piece)
             return
         elif begun.error is None:
             begun.error = kernel_error(
                 begun.file.path, begun.read, OSError(-result, os.strerror(-result))
             )
         self._end(piece)
+
+    def _goes_on(self, piece: _Piece, result: int) -> bool:
+        """Whether a request that brought too little goes on; else what there is has come."""
+        begun = piece.begun
+        # A direct read goes on at a boundary only.
+        step = begun.file.alignment.offset if piece.is_direct else 1
+        if result >= step:
+            piece.begin += result // step * step
+            piece.length -= result // step * step
+            self._queue_of(piece).appendleft(piece)
+            return True
+        stop = piece.begin + result
+        if is_end(begun.file.buffered_fd, begun.read.offset + stop):
+            begun.end = min(begun.end, stop)
+        elif piece.n_again < MAX_AGAIN:
+            self._put_off(piece)
+            return True
+        elif begun.error is None:
+            begun.error = short_read(begun.file.path, begun.read, stop, is_end=False)
+        return False
+
+    def _put_off(self, piece: _Piece) -> None:
+        self._later.append((self._clock() + again_ns(piece.n_again), piece))
+        piece.n_again += 1
 
     def _end(self, piece: _Piece) -> None:
         """One piece less; after the last the read has landed, or failed."""
@@ -357,7 +373,7 @@ class QueueEngine:
         read = begun.read
         read.read_ns += self._clock() - begun.started_ns
         if begun.error is None and begun.end < read.size:
-            begun.error = short_read(begun.file.path, read, begun.end)
+            begun.error = short_read(begun.file.path, read, begun.end, is_end=True)
         if begun.error is not None:
             read.error = begun.error
             self._done.append(read)

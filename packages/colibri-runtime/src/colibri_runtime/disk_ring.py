@@ -73,7 +73,10 @@ class NativeRing:
         library = native().library
         if library is None:
             raise OSError(errno.ENOSYS, f"no C library: {native().reason}")
+        if not 1 <= depth <= MAX_DEPTH:
+            raise OSError(errno.EINVAL, f"a depth of {depth}; 1 to {MAX_DEPTH}")
         n_bytes = self._function(library, "bytes")()
+        self._depth = depth
         self._memory = np.zeros(n_bytes + 64, np.uint8)
         start = int(self._memory.__array_interface__["data"][0])
         self._queue = start + -start % 64
@@ -94,9 +97,10 @@ class NativeRing:
         return library.function(f"colibri_{self.name}_{name}", "i32", *arguments)
 
     def submit(self, requests: Sequence[Request]) -> int:
-        for i, request in enumerate(requests):
+        taken = requests[: self._depth]
+        for i, request in enumerate(taken):
             _READ.pack_into(self._reads, i * _READ.size, *request)
-        n: int = self._submit(self._queue, self._reads_at, len(requests))
+        n: int = self._submit(self._queue, self._reads_at, len(taken))
         return n
 
     def reap(self, *, wait: bool) -> list[list[int]]:

@@ -17,6 +17,7 @@ from .disk_faults import (
     PASSING,
     again_ns,
     checksum_error,
+    is_end,
     kernel_error,
     matches,
     short_read,
@@ -189,11 +190,17 @@ class ThreadsEngine:
             read.n_bytes += n
             if done + n >= length:
                 break
-            # A direct read that stops off a boundary stopped at the end of the file.
-            if n // step == 0:
-                if done + n < read.size:
-                    raise short_read(file.path, read, done + n)
-                read.buffer[done + n : read.length] = 0
-                break
-            done += n // step * step
+            if n >= step:
+                # A direct read goes on at a boundary only.
+                done += n // step * step
+                continue
+            at_end = is_end(file.buffered_fd, read.offset + done + n)
+            if not at_end and n_again < MAX_AGAIN:
+                self._sleep(again_ns(n_again) / 1e9)
+                n_again += 1
+                continue
+            if not at_end or done + n < read.size:
+                raise short_read(file.path, read, done + n, is_end=at_end)
+            read.buffer[done + n : read.length] = 0
+            break
         read.read_ns += time.perf_counter_ns() - started
