@@ -17,6 +17,15 @@ BACKEND_GROUP: Final = "colibri.backends"
 Floats = NDArray[np.float32]
 
 
+class _Facts(Protocol):
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def row_interleave(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A weight matrix as stored: `shape` is `(rows, columns)`, a row makes one output.
@@ -36,6 +45,13 @@ class Matrix:
         """The matrix that `segment` describes and whose bytes are `data`."""
         rows, columns = segment.shape
         return cls(name, segment.dtype, (rows, columns), data, segment.row_interleave)
+
+
+    @classmethod
+    def of_facts(cls, name: str, facts: _Facts) -> Matrix:
+        """A matrix whose bytes are not there, for planning."""
+        rows, columns = facts.shape
+        return cls(name, facts.dtype, (rows, columns), np.empty(0, np.uint8), facts.row_interleave)
 
 
 @dataclass(frozen=True, slots=True)
