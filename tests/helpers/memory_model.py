@@ -94,9 +94,7 @@ class MemoryLease:
         held = np.full(layout.block_size + 64, 0xEE, np.uint8)
         self.block = held[-held.ctypes.data % 64 :][: layout.block_size]
         self.address = self.block.ctypes.data
-        self.segments = {
-            s.role: self.block[s.offset : s.offset + s.size] for s in layout.segments
-        }
+        self.segments = {s.role: self.block[s.offset : s.offset + s.size] for s in layout.segments}
         for role, place in self.segments.items():
             place[:] = segments[role]
 

@@ -111,6 +111,7 @@ class Decoder:
         self._observer = observer
         self._observe = getattr(store, "observe", None)
         self._has_experts = [bool(layer.layouts) for layer in weights.layers]
+        self._steps: Steps
         if isinstance(backend, StepsBackend):
             self._steps = backend.steps(model, weights, kv_cache, batch_size)
         else:

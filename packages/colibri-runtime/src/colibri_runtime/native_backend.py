@@ -12,6 +12,7 @@ from colibri_format import DType, ModelSpec, UsageError
 
 from ._native import Isa, native
 from .backend import Floats, Matrix
+from .budget import THREAD_BYTES
 from .kv_cache import KvCache
 from .native_kernels import PRODUCT, NativeKernels, aligned_bytes
 from .native_layers import address_of, fill_matrix
@@ -58,7 +59,14 @@ class NativeBackend(NumpyBackend):
         self._library = found.library
         self.n_threads = default_threads() if n_threads is None else n_threads
         self._kernels = NativeKernels(found.library, n_threads=self.n_threads, isas=isas)
-        self.notes: tuple[str, ...] = ()
+        self._isas = self._kernels.isas
+
+    @property
+    def summary(self) -> str:
+        """What computes, in a few words."""
+        isa = max(isa for isa in Isa if isa & self._isas)
+        threads = "1 thread" if self.n_threads == 1 else f"{self.n_threads} threads"
+        return f"native, {isa.name}, {threads}"
 
     def check(self, matrix_name: str, dtype: DType, where: object) -> None:
         """Nothing, when there is a kernel or a decoder; else ModelError `unsupported-dtype`."""
@@ -112,7 +120,7 @@ class NativeBackend(NumpyBackend):
         total = buffers_bytes(model, batch_size, own) + SLACK
         # Embeddings before they are copied to the stream, angles and their tables in float64.
         total += batch_size * (4 * model.hidden_size + 32 * model.rope.n_dims)
-        total += 4 * model.vocab_size * n_logits
+        total += 4 * model.vocab_size * n_logits + (self.n_threads - 1) * THREAD_BYTES
         lacking = self._lacking([*layers], head)
         self.notes = _notes(lacking)
         if lacking:

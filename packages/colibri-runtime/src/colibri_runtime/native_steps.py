@@ -35,6 +35,7 @@ from .router import predict
 from .steps import Lease, Routing
 from .weights import LayerWeights, Weights
 
+
 class NativeSteps:
     """The steps of csrc/ops_layer.h, and NumPy's for layers with a dtype that has no kernel.
 
@@ -214,9 +215,7 @@ class _Kinds:
         for number, layout in enumerate(distinct):
             fill_block(self.records[number], layout)
         # Layouts of equal layers compare equal but slowly; they are told apart by identity.
-        self._only = [
-            numbers[w.layouts[0]] if len(w.layouts) == 1 else -1 for w in layers
-        ]
+        self._only = [numbers[w.layouts[0]] if len(w.layouts) == 1 else -1 for w in layers]
         self._numbers = numbers
         self._known: dict[int, tuple[Layout, int]] = {}
 

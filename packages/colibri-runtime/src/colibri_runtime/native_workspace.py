@@ -13,7 +13,14 @@ from colibri_format import Layout, ModelSpec, Role
 
 from .backend import FeedForward, Matrix
 from .native_kernels import EXPERT, EXPERT_IO, PRODUCT, NativeKernels, aligned_bytes
-from .native_layers import address_of, buffer_shapes, fill_block, fill_matrix, has_kernels, is_block_native
+from .native_layers import (
+    address_of,
+    buffer_shapes,
+    fill_block,
+    fill_matrix,
+    has_kernels,
+    is_block_native,
+)
 from .weights import LayerWeights, TensorFacts
 
 # Any address will do where only sizes are asked for.

@@ -1,4 +1,4 @@
-"""What a decoder asks of whoever computes: a pass over the layers, cut where experts are awaited."""
+"""What a decoder asks of whoever computes: a pass, cut where experts are awaited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .backend import Floats
 
 if TYPE_CHECKING:
     from .kv_cache import KvCache
-    from .weights import TensorFacts, Weights
+    from .weights import Layouts, TensorFacts, Weights
 
 
 class Lease(Protocol):
@@ -109,7 +109,7 @@ class StepsBackend(Protocol):
         self,
         model: ModelSpec,
         tensors: Mapping[str, TensorFacts],
-        layouts: Sequence[Layout | None],
+        layouts: Layouts,
         *,
         batch_size: int,
         context: int,

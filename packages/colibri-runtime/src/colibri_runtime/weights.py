@@ -163,9 +163,7 @@ def _layer_tensors(
                 yield vector("ffn_gate_inp_shexp.weight", hidden)
 
 
-def resident_bytes(
-    tensors: Mapping[str, TensorFacts], model: ModelSpec, layouts: Layouts
-) -> int:
+def resident_bytes(tensors: Mapping[str, TensorFacts], model: ModelSpec, layouts: Layouts) -> int:
     """Bytes that `load_weights` keeps: stored form for matrices, float32 for vectors."""
     return _ALIGNMENT + sum(
         _kept_bytes(requirement, tensors[requirement.name])
