@@ -84,11 +84,19 @@ class MemoryFile:
         return self.layouts[layer]
 
 
-@dataclass
 class MemoryLease:
-    layer: int
-    expert: int
-    segments: Mapping[Role, NDArray[np.uint8]]
+    """A copy of a block, aligned as a slot is."""
+
+    def __init__(
+        self, layer: int, expert: int, layout: Layout, segments: Mapping[Role, NDArray[np.uint8]]
+    ) -> None:
+        self.layer, self.expert, self.layout = layer, expert, layout
+        held = np.full(layout.block_size + 64, 0xEE, np.uint8)
+        self.block = held[-held.ctypes.data % 64 :][: layout.block_size]
+        self.address = self.block.ctypes.data
+        self.segments = {s.role: self.block[s.offset : s.offset + s.size] for s in layout.segments}
+        for role, place in self.segments.items():
+            place[:] = segments[role]
 
 
 class MemoryStore:
@@ -108,10 +116,11 @@ class MemoryStore:
 
     def _leases(self, layer: int, order: list[int]) -> Iterator[MemoryLease]:
         for expert in order:
-            held = {role: data.copy() for role, data in self._file.blocks[layer, expert].items()}
-            yield MemoryLease(layer, expert, held)
-            for data in held.values():
-                data[:] = 0xFF
+            layout = self._file.layouts[layer]
+            assert layout is not None
+            lease = MemoryLease(layer, expert, layout, self._file.blocks[layer, expert])
+            yield lease
+            lease.block[:] = 0xFF
 
     def prefetch(self, layer: int, experts: Sequence[int]) -> None:
         self.calls.append(("prefetch", layer, tuple(experts)))

@@ -251,7 +251,7 @@ def test_a_failure_while_computing_gives_the_leases_back() -> None:
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    decoder._backend.feed_forward = fail  # type: ignore[method-assign]
+    decoder._steps.experts = fail  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         decoder.forward([5])
 

@@ -177,7 +177,7 @@ static void hidden_chunk(void *ctx, int64_t chunk, int32_t thread) {
     const uint8_t *gate_rows = expert->gate.data + first * plan->gate_row_bytes;
     const uint8_t *up_rows = expert->up.data + first * plan->up_row_bytes;
     const int32_t gate_base = base_token(expert, plan->gathers_gate);
-    const int32_t up_base = base_token(expert, plan->gathers_up);
+    const int32_t up_base = base_token(expert, plan->gathers_gate);
     for (int64_t token = 0; token < expert->n_tokens; token += COLIBRI_KERNEL_TOKENS) {
         const int32_t n_tokens = tokens_from(expert, token);
         plan->gate->dot(gate_rows, n, &plan->gate_acts, gate_base + (int32_t)token, n_tokens, gate,

@@ -12,9 +12,23 @@ from numpy.typing import NDArray
 
 from colibri_format import DType, Segment, UsageError
 
+from ._native import native
+
 BACKEND_GROUP: Final = "colibri.backends"
 
+AUTO: Final = "auto"
+"""Takes the place of a backend's name where the best there is shall compute."""
+
 Floats = NDArray[np.float32]
+
+
+class _Facts(Protocol):
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def row_interleave(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,12 @@ class Matrix:
         """The matrix that `segment` describes and whose bytes are `data`."""
         rows, columns = segment.shape
         return cls(name, segment.dtype, (rows, columns), data, segment.row_interleave)
+
+    @classmethod
+    def of_facts(cls, name: str, facts: _Facts) -> Matrix:
+        """A matrix whose bytes are not there, for planning."""
+        rows, columns = facts.shape
+        return cls(name, facts.dtype, (rows, columns), np.empty(0, np.uint8), facts.row_interleave)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +100,39 @@ def backend_names() -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entry_points(group=BACKEND_GROUP)}))
 
 
-def load_backend(name: str = "numpy", options: Mapping[str, object] | None = None) -> Backend:
+def load_backend(name: str = AUTO, options: Mapping[str, object] | None = None) -> Backend:
     """A new backend of the class registered as `name`; `options` are its keyword arguments.
+
+    `auto` is `native` where its library can be loaded, else `numpy`, whose `notes` say why.
 
     Raises:
         UsageError: `unknown-backend` listing those there are, `bad-backend` when what is
             registered cannot be imported or does not offer the methods of `Backend`.
     """
+    if name == AUTO:
+        from .native_backend import NativeBackend
+        from .numpy_backend import NumpyBackend
+
+        reason = native().reason
+        if native().library is not None:
+            return NativeBackend(**(options or {}))  # type: ignore[arg-type]
+        return NumpyBackend(notes=(f"computed in NumPy, many times slower: {reason}",))
     entry = next((e for e in entry_points(group=BACKEND_GROUP) if e.name == name), None)
     if entry is None:
         raise UsageError(
             "unknown-backend",
             f"backend {name!r}",
             "no installed package registers it",
-            f"one of: {', '.join(backend_names()) or 'none is installed'}",
+            f"one of: {', '.join((AUTO, *backend_names()))}",
         )
     try:
         made = entry.load()(**(options or {}))
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         raise UsageError(
             "bad-backend",
             f"backend {name!r}",
             f"{entry.value} cannot be loaded ({error})",
-            "an importable class",
+            "an importable class that takes the options given",
             "reinstall the package that registers it",
         ) from error
     if not isinstance(made, Backend):

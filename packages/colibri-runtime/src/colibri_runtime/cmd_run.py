@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from colibri_format import ColibriError, ModelSpec, UsageError, parse_size
 from colibri_format.command import EXIT_INTERRUPTED, EXIT_OK, run_command
 
-from .config import RunConfig
+from .config import KV_DTYPE_NAMES, RunConfig
 from .errors import BudgetError
 from .figures import Phase, profile_rows
 from .run_report import RunReport, plan_rows
@@ -53,6 +53,8 @@ def _run(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch_size,
         is_verified=not arguments.no_verify,
         backend=arguments.backend,
+        threads=arguments.threads,
+        kv_dtype=arguments.kv_dtype,
     )
     sampling = SamplingSpec(
         temperature=arguments.temperature,
@@ -126,10 +128,10 @@ def _with_context(
 
 
 def _dry_run(reader: Any, model: ModelSpec, config: RunConfig, *, is_json: bool) -> int:
-    from .backend import load_backend
-    from .runtime import choose_context, describe_needs, plan_run
+    from .choices import choose_context, make_backend
+    from .runtime import describe_needs, plan_run
 
-    needs = describe_needs(reader, model, load_backend(config.backend), config)
+    needs = describe_needs(reader, model, make_backend(config), config)
     plan = plan_run(needs, config)
     context = choose_context(model, config.context, str(reader.path))
     if is_json:
@@ -270,6 +272,8 @@ def _report(
         io=store.io_report,
         pool=store.pool.report(),
         backend=runtime.backend.name,
+        backend_summary=getattr(runtime.backend, "summary", runtime.backend.name),
+        backend_notes=getattr(runtime.backend, "notes", ()),
         context=runtime.context,
         baseline_rss_bytes=baseline,
         peak_rss_bytes=peak,
@@ -394,9 +398,22 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=defaults.batch_size,
         metavar="N",
-        help=f"prompt tokens that pass the layers together; default: {defaults.batch_size}",
+        help="prompt tokens that pass the layers together; default: up to 512, as memory allows",
     )
-    parser.add_argument("--backend", default=defaults.backend, help="default: %(default)s")
+    parser.add_argument(
+        "--backend",
+        default=defaults.backend,
+        help="native, numpy, or another that is installed; default: native where its library "
+        "could be built",
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads that compute; default: at most 2"
+    )
+    parser.add_argument(
+        "--kv-dtype",
+        choices=sorted(KV_DTYPE_NAMES),
+        help="of keys and values; default: f16 where the backend is native",
+    )
     parser.add_argument("--no-verify", action="store_true", help="leave out checksums")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the memory plan and do not run"

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_format import Layout, ModelSpec, UsageError
+from colibri_format import ModelSpec, UsageError
 
-from .attention import attend
-from .backend import Backend, Floats, Matrix
-from .expert_mix import ExpertStore, mix_experts
+from .backend import Backend, Floats
+from .backend_steps import BackendSteps
 from .kv_cache import KvCache
-from .norms import rms_norm
-from .rope import Rope
-from .router import predict, route
-from .weights import LayerWeights, Weights
+from .steps import Lease, Steps, StepsBackend
+from .weights import Weights
 
 DEFAULT_BATCH_SIZE: Final = 32
 DEFAULT_PREFETCH_DEPTH: Final = 1
@@ -38,6 +35,25 @@ class RoutingObserver(Protocol):
         """`experts` and `weights` are `(n_tokens, top_k)`, best first, of the positions from
         `first_position` on (weights None: a dense model's only expert); `predicted` is what was
         hinted for this layer in this pass."""
+
+
+class ExpertStore(Protocol):
+    """Where expert blocks come from.
+
+    It may also have `look_ahead`, how many layers ahead it is worth predicting now, and
+    `observe(layer, experts, weights)`, told of the routing before the fetch.
+    """
+
+    def fetch(self, layer: int, experts: Sequence[int]) -> Iterable[Lease]:
+        """Each of `experts` once, in order of arrival; the reads begin when this is called.
+
+        What it gives may also have `take`, for all that are ready, and `close`.
+        """
+        ...
+
+    def prefetch(self, layer: int, experts: Sequence[int]) -> None:
+        """Says that `experts` are likely wanted soon, the surest first; may be ignored."""
+        ...
 
 
 class Decoder:
@@ -92,9 +108,14 @@ class Decoder:
         self.prefetch_depth = prefetch_depth
         self.batch_size = batch_size
         self._store = store
-        self._backend = backend
         self._observer = observer
-        self._rope = Rope(model.rope, weights.rope_divisors, weights.where)
+        self._observe = getattr(store, "observe", None)
+        self._has_experts = [bool(layer.layouts) for layer in weights.layers]
+        self._steps: Steps
+        if isinstance(backend, StepsBackend):
+            self._steps = backend.steps(model, weights, kv_cache, batch_size)
+        else:
+            self._steps = BackendSteps(model, weights, kv_cache, backend)
 
     def forward(self, tokens: Sequence[int], all_logits: bool = False) -> Floats:
         """Logits after the last of `tokens`, `(vocab_size,)`; with `all_logits` after each,
@@ -120,129 +141,73 @@ class Decoder:
         logits = np.empty((n_logits, self.model.vocab_size), np.float32)
         try:
             for start in range(0, len(ids), self.batch_size):
-                stream = self._pass(ids[start : start + self.batch_size])
+                part = ids[start : start + self.batch_size]
+                self._pass(part)
                 if all_logits:
-                    logits[start : start + len(stream)] = self._logits(stream)
+                    self._steps.logits(len(part), logits[start : start + len(part)])
             if not all_logits:
-                logits[:] = self._logits(stream[-1:])
+                self._steps.logits(1, logits)
         except BaseException:
             self.kv_cache.truncate(before)
             raise
         return logits if all_logits else logits[0]
 
-    def _pass(self, ids: NDArray[np.intp]) -> Floats:
-        """The residual stream after the last layer, `(n_tokens, hidden)`."""
-        eps = self.model.rms_norm_eps
-        stream = self._backend.rows(self.weights.embedding, ids)
-        tables = self._rope.tables(self.kv_cache.length, len(ids))
+    def _pass(self, ids: NDArray[np.intp]) -> None:
+        """Takes the stream through all layers."""
+        steps = self._steps
+        steps.begin(ids)
         hinted: dict[int, frozenset[int]] = {}
-        for layer, weights in enumerate(self.weights.layers):
-            stream += self._attention(
-                layer, weights, rms_norm(stream, weights.attn_norm, eps), tables
-            )
-            normed = rms_norm(stream, weights.ffn_norm, eps)
-            if weights.layout is not None:
-                stream += self._experts(layer, weights, weights.layout, normed, stream, hinted)
-            elif weights.dense is not None:
-                stream += self._backend.feed_forward(normed, weights.dense)
+        for layer, has_experts in enumerate(self._has_experts):
+            steps.attention(layer)
+            if has_experts:
+                self._experts(layer, hinted)
+            else:
+                steps.dense(layer)
         self.kv_cache.advance(len(ids))
-        return stream
 
-    def _logits(self, stream: Floats) -> Floats:
-        normed = rms_norm(stream, self.weights.output_norm, self.model.rms_norm_eps)
-        return self._backend.matmul(normed, self.weights.head)
-
-    def _attention(
-        self, layer: int, weights: LayerWeights, x: Floats, tables: tuple[Floats, Floats]
-    ) -> Floats:
-        model = self.model
-        queries = self._project(x, weights.query, weights.query_bias, weights.query_norm)
-        keys = self._project(x, weights.key, weights.key_bias, weights.key_norm)
-        values = self._project(x, weights.value, weights.value_bias, None)
-        self._rope.turn(queries, tables)
-        self._rope.turn(keys, tables)
-        self.kv_cache.store(layer, keys, values)
-        mixed = attend(queries, self.kv_cache, layer, model.sliding_window)
-        out = self._backend.matmul(mixed, weights.output)
-        if weights.output_bias is not None:
-            out += weights.output_bias
-        return out
-
-    def _project(
-        self, x: Floats, weight: Matrix, bias: Floats | None, norm: Floats | None
-    ) -> Floats:
-        """`(n_tokens, heads, head_dim)` before it is turned by position."""
-        model = self.model
-        out = self._backend.matmul(x, weight)
-        if bias is not None:
-            out += bias
-        if norm is not None and model.qk_norm == "full":
-            out = rms_norm(out, norm, model.rms_norm_eps)
-        heads = out.reshape(len(x), -1, model.head_dim)
-        if norm is not None and model.qk_norm == "head":
-            heads = rms_norm(heads, norm, model.rms_norm_eps)
-        if model.clip_qkv is not None:
-            np.clip(heads, -model.clip_qkv, model.clip_qkv, out=heads)
-        return heads
-
-    def _experts(
-        self,
-        layer: int,
-        weights: LayerWeights,
-        layout: Layout,
-        x: Floats,
-        stream: Floats,
-        hinted: dict[int, frozenset[int]],
-    ) -> Floats:
-        """The layer's experts (and shared expert) on `x`, `(n_tokens, hidden)`."""
-        moe = self.model.moe
-        shares: Floats | None = None
-        if moe is None or weights.router is None:
-            experts = np.zeros((len(x), 1), np.intp)
-        else:
-            logits = self._backend.matmul(x, weights.router)
-            experts, shares = route(logits, moe.top_k, moe.norm_top_k)
+    def _experts(self, layer: int, hinted: dict[int, frozenset[int]]) -> None:
+        """Adds the layer's experts to the stream."""
+        steps, store = self._steps, self._store
+        routing = steps.route(layer)
         if self._observer is not None:
             position = self.kv_cache.length
             predicted = hinted.get(layer, frozenset())
-            self._observer.routed(layer, position, experts, shares, predicted)
+            weights = None if routing.weights is None else routing.weights.copy()
+            self._observer.routed(layer, position, routing.experts.copy(), weights, predicted)
+        if self._observe is not None:
+            self._observe(layer, routing.experts, routing.weights)
         # In this order: a demand read must never queue behind a hint. Ascending, because
         # neighbours in the file read faster.
-        leases = self._store.fetch(layer, [int(expert) for expert in np.unique(experts)])
+        leases = store.fetch(layer, routing.wanted)
         try:
-            self._hint(layer, stream, hinted)
-            mixed = mix_experts(x, experts, shares, leases, layout, self._backend)
+            self._hint(layer, hinted)
+            steps.shared(layer)
+            for ready in _groups(leases):
+                steps.experts(layer, ready)
         finally:
-            # A generator gives its leases back when closed; left to the collector, a failure
-            # would hold slots for as long as its traceback lives.
+            # A fetch gives its leases back when closed; left to the collector, a failure would
+            # hold slots for as long as its traceback lives.
             if (close := getattr(leases, "close", None)) is not None:
                 close()
-        if weights.shared is not None:
-            shared = self._backend.feed_forward(x, weights.shared)
-            if weights.shared_gate is not None:
-                with np.errstate(over="ignore"):
-                    shared /= 1 + np.exp(-(x @ weights.shared_gate))[:, np.newaxis]
-            mixed += shared
-        return mixed
+        steps.finish(layer)
 
-    def _hint(self, layer: int, stream: Floats, hinted: dict[int, frozenset[int]]) -> None:
+    def _hint(self, layer: int, hinted: dict[int, frozenset[int]]) -> None:
         """Prefetches what the next layers' routers make of the stream as it is now.
 
         The stream lacks the present layer's experts, which come while the hinted blocks are
         read: it changes little from layer to layer, so most guesses hold.
         """
-        moe = self.model.moe
-        for ahead in self._layers_ahead(layer):
-            weights = self.weights.layers[ahead]
-            if weights.layout is None:
+        depth = getattr(self._store, "look_ahead", self.prefetch_depth)
+        for ahead in range(layer + 1, min(layer + 1 + depth, self.model.n_layers)):
+            if not self._has_experts[ahead]:
                 continue
-            if moe is None or weights.router is None:
-                experts = [0]
-            else:
-                normed = rms_norm(stream, weights.ffn_norm, self.model.rms_norm_eps)
-                experts = predict(self._backend.matmul(normed, weights.router), moe.top_k)
+            experts = self._steps.predict(ahead)
             hinted[ahead] = hinted.get(ahead, frozenset()) | frozenset(experts)
             self._store.prefetch(ahead, experts)
 
-    def _layers_ahead(self, layer: int) -> Iterable[int]:
-        return range(layer + 1, min(layer + 1 + self.prefetch_depth, self.model.n_layers))
+
+def _groups(leases: Any) -> Iterator[Sequence[Lease]]:
+    """What is ready together, group after group; one by one from a store that knows no groups."""
+    if (take := getattr(leases, "take", None)) is None:
+        return ([lease] for lease in leases)
+    return iter(take, [])

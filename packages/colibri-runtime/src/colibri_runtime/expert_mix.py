@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_format import Layout, Role
+from colibri_format import Role
 
 from .backend import Backend, FeedForward, Floats, Matrix
 from .decoder_errors import ModelError
 from .dequant import dequantise
+from .steps import Lease
 
 
-class Lease(Protocol):
-    """An expert that may be read until the iterator which gave it is advanced."""
-
-    @property
-    def layer(self) -> int: ...
-    @property
-    def expert(self) -> int: ...
-    @property
-    def segments(self) -> Mapping[Role, NDArray[np.uint8]]:
-        """Raw bytes of each segment: read-only views into the slot, at multiples of 64 bytes."""
-        ...
-
-
-class ExpertStore(Protocol):
-    """Where expert blocks come from."""
-
-    def fetch(self, layer: int, experts: Sequence[int]) -> Iterator[Lease]:
-        """Each of `experts` once, in order of arrival; the reads begin when this is called."""
-        ...
-
-    def prefetch(self, layer: int, experts: Sequence[int]) -> None:
-        """Says that `experts` are likely wanted soon, the surest first; may be ignored."""
-        ...
-
-
-def expert_network(lease: Lease, layout: Layout) -> FeedForward:
+def expert_network(lease: Lease) -> FeedForward:
     """The matrices of a leased block: views into its slot, valid as long as the lease."""
+    layout = lease.layout
 
     def matrix(role: Role) -> Matrix:
         segment = layout.segment(role)
@@ -73,42 +47,52 @@ def expert_network(lease: Lease, layout: Layout) -> FeedForward:
     )
 
 
-def mix_experts(
-    x: Floats,
-    experts: NDArray[np.intp],
-    weights: Floats | None,
-    leases: Iterator[Lease],
-    layout: Layout,
-    backend: Backend,
-) -> Floats:
-    """Sum over each token's experts of weight times output, `(n_tokens, hidden)`, new.
+def not_delivered(n_missing: int, n_outputs: int) -> ModelError:
+    """What is raised when a store ends before it gave every expert."""
+    return ModelError(
+        "expert-not-delivered",
+        "expert store",
+        f"{n_missing} of {n_outputs} outputs are missing after the last block",
+        "each expert that was asked for, once",
+    )
+
+
+class ExpertMix:
+    """Sum over each token's experts of weight times output.
 
     `x` is `(n_tokens, hidden)`; `experts` and `weights` are `(n_tokens, top_k)`, best first
     (weights None: all one). Every expert computes the group of tokens that chose it, as it
     arrives; outputs wait in a buffer and are summed by rank, so that neither the order of
     arrival nor what was resident changes a bit.
-
-    Raises:
-        ModelError: `expert-not-delivered` when `leases` ends before every expert came.
     """
-    n_tokens, top_k = experts.shape
-    outputs = np.empty((n_tokens, top_k, x.shape[1]), np.float32)
-    n_pending = experts.size
-    for lease in leases:
-        tokens, ranks = np.nonzero(experts == lease.expert)
-        group = x if len(tokens) == n_tokens else x[tokens]
-        outputs[tokens, ranks] = backend.feed_forward(group, expert_network(lease, layout))
-        n_pending -= len(tokens)
-    if n_pending:
-        raise ModelError(
-            "expert-not-delivered",
-            "expert store",
-            f"{n_pending} of {experts.size} outputs are missing after the last block",
-            "each expert that was asked for, once",
-        )
-    if weights is not None:
-        outputs *= weights[:, :, np.newaxis]
-    mixed = outputs[:, 0]
-    for rank in range(1, top_k):
-        mixed += outputs[:, rank]
-    return np.ascontiguousarray(mixed)
+
+    def __init__(self, x: Floats, experts: NDArray[np.intp], weights: Floats | None) -> None:
+        self.x = x
+        self._experts = experts
+        self._weights = weights
+        n_tokens, top_k = experts.shape
+        self._outputs = np.empty((n_tokens, top_k, x.shape[1]), np.float32)
+        self._n_pending = experts.size
+
+    def compute(self, lease: Lease, backend: Backend) -> None:
+        """The outputs of a leased expert."""
+        tokens, ranks = np.nonzero(self._experts == lease.expert)
+        group = self.x if len(tokens) == len(self.x) else self.x[tokens]
+        self._outputs[tokens, ranks] = backend.feed_forward(group, expert_network(lease))
+        self._n_pending -= len(tokens)
+
+    def total(self) -> Floats:
+        """The sum, `(n_tokens, hidden)`; the outputs are used up.
+
+        Raises:
+            ModelError: `expert-not-delivered` when an expert is still missing.
+        """
+        if self._n_pending:
+            raise not_delivered(self._n_pending, self._experts.size)
+        outputs = self._outputs
+        if self._weights is not None:
+            outputs *= self._weights[:, :, np.newaxis]
+        mixed = outputs[:, 0]
+        for rank in range(1, outputs.shape[1]):
+            mixed += outputs[:, rank]
+        return np.ascontiguousarray(mixed)

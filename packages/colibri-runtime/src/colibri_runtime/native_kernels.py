@@ -81,6 +81,11 @@ class NativeKernels:
         self._team = int(team[0])
         self.n_threads = n_threads
 
+    @property
+    def team_address(self) -> int:
+        """Of the team, for calls of the library that compute on it; 0 when closed."""
+        return self._team
+
     def has_kernel(self, dtype: DType, row_interleave: int = 0) -> bool:
         """Whether products with matrices of `dtype` so stored can be computed."""
         if dtype.ggml_id is None:

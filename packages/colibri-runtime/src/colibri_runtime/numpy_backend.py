@@ -32,7 +32,9 @@ class NumpyBackend:
     # The tile, what unpacking takes beside it (at most as much again), and products of groups.
     workspace_bytes = 3 * TILE_BYTES
 
-    def __init__(self) -> None:
+    def __init__(self, *, notes: tuple[str, ...] = ()) -> None:
+        """A backend with a workspace of its own; `notes` say why it was taken, for reports."""
+        self.notes = notes
         self._tile = np.empty(TILE_BYTES // 4, np.float32)
 
     def check(self, matrix_name: str, dtype: DType, where: object) -> None:

@@ -26,17 +26,23 @@ def route(logits: Floats, top_k: int, norm_top_k: bool) -> tuple[NDArray[np.intp
     return experts, weights
 
 
-def predict(logits: Floats, top_k: int) -> list[int]:
-    """Experts worth prefetching for a layer whose router gave `logits`, the surest first.
+def choose(logits: Floats, top_k: int) -> NDArray[np.intp]:
+    """The experts of greatest logits, `(n_tokens, top_k)`, best first."""
+    return np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
 
-    For one token its `top_k`. For more, those that most tokens choose (of equals the lowest
-    number), at most half of all experts: a batch that wants more than that meets nearly every
-    block as a demand read anyway, and hints would only queue before the reads in need.
+
+def predict(chosen: NDArray[np.integer], n_experts: int) -> list[int]:
+    """Experts worth prefetching for a layer whose router would choose `chosen`, the surest first.
+
+    `chosen` is `(n_tokens, top_k)`, best first. For one token all of it. For more, those that
+    most tokens choose (of equals the lowest number), at most half of all experts: a batch that
+    wants more than that meets nearly every block as a demand read anyway, and hints would only
+    queue before the reads in need.
     """
-    n_tokens, n_experts = logits.shape
-    chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
+    n_tokens, top_k = chosen.shape
     if n_tokens == 1:
-        return [int(expert) for expert in chosen[0]]
+        found: list[int] = chosen[0].tolist()
+        return found
     votes = np.bincount(chosen.ravel(), minlength=n_experts)
     order = np.argsort(-votes, kind="stable")[: max(top_k, n_experts // 2)]
     return [int(expert) for expert in order if votes[expert]]

@@ -42,6 +42,8 @@ class RunReport:
     baseline_rss_bytes: int | None
     peak_rss_bytes: int | None
     load_seconds: float
+    backend_summary: str = ""
+    backend_notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
     @property
@@ -65,7 +67,7 @@ class RunReport:
     def notes(self) -> tuple[str, ...]:
         """What was planned or granted less well than asked for."""
         warnings = [f"{warning}: colibri repair restores it" for warning in self.warnings]
-        return (*warnings, *self.plan.notes, *self.pool.notes)
+        return (*warnings, *self.backend_notes, *self.plan.notes, *self.pool.notes)
 
     def record(self, *, with_layers: bool = False) -> dict[str, Any]:
         """The report as JSON takes it; shares and rates are None where there is nothing to rate."""
@@ -97,6 +99,9 @@ class RunReport:
             "plan": self.plan.as_dict(),
             "context": self.context,
             "backend": self.backend,
+            "backend_summary": self.backend_summary or self.backend,
+            "kv_dtype": self.config.kv_dtype,
+            "batch_size": self.config.batch_size,
             "io_report": {**asdict(self.io), "mode": self.io.mode.value},
             "pool": asdict(self.pool),
             "load_seconds": self.load_seconds,
@@ -138,6 +143,8 @@ class RunReport:
             rows.append(("prefetch", f"{stats.recall:.0%} foreseen, {waste} wasted"))
         if self.main.stall_share is not None:
             rows.append(("stalled", f"{self.main.stall_share:.1%} of the time"))
+        kv = f", keys and values {self.config.kv_dtype}" if self.config.kv_dtype else ""
+        rows.append(("backend", f"{self.backend_summary or self.backend}{kv}"))
         rows.append(("memory", self._memory()))
         return rows
 

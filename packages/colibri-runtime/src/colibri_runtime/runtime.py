@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from numpy.typing import NDArray
 
@@ -23,10 +23,11 @@ from colibri_format import (
     parse_model,
 )
 
-from .backend import Backend, load_backend
+from .backend import Backend
 from .blocks import BlockTable
 from .budget import MemoryNeeds, MemoryPlan, default_budget, index_bytes, plan_memory
-from .config import RunConfig
+from .choices import describe_working, make_backend, settle
+from .config import KV_DTYPE_NAMES, RunConfig
 from .decoder import Decoder, RoutingObserver
 from .disk_files import open_blocks
 from .disk_threads import ThreadsEngine
@@ -35,10 +36,6 @@ from .machine import available_bytes
 from .pool import Pool
 from .store import Store
 from .weights import TensorFacts, Weights, check_weights, load_weights, resident_bytes
-from .working_memory import working_bytes
-
-DEFAULT_CONTEXT: Final = 2048
-"""Positions of the KV cache where none are asked for."""
 
 Progress = Callable[[int, int], None]
 """Told of bytes loaded and bytes to load."""
@@ -80,43 +77,29 @@ def check_whole(reader: Reader) -> None:
 def describe_needs(
     reader: Reader, model: ModelSpec, backend: Backend, config: RunConfig
 ) -> MemoryNeeds:
-    """What the model needs of memory with this configuration. Allocates nothing.
+    """What the model needs of memory with this configuration, which is settled first. Allocates
+    nothing.
 
     Raises:
         ModelError: the file lacks what the model needs, or the backend cannot compute with it.
         UsageError: `bad-context` when the context is longer than the model's own.
     """
     layouts = check_weights(reader, model, backend)
-    context = choose_context(model, config.context, str(reader.path))
+    settled = settle(reader, model, backend, config)
+    context = settled.context or 1
+    kv_dtype = KV_DTYPE_NAMES[settled.kv_dtype or "f32"]
     census = BlockTable([reader]).census()
     return MemoryNeeds(
         where=str(reader.path),
         dense_bytes=resident_bytes(reader.tensors, model, layouts),
-        kv_bytes=kv_cache_bytes(model, context),
-        working_bytes=working_bytes(model, min(config.batch_size, context), context, backend),
+        kv_bytes=kv_cache_bytes(model, context, kv_dtype),
+        working_bytes=describe_working(
+            reader, model, layouts, backend, settled.batch_size or 1, context, kv_dtype
+        ),
         index_bytes=index_bytes(reader.index.shape),
         census=census,
         top_k=model.moe.top_k if model.moe else 1,
     )
-
-
-def choose_context(model: ModelSpec, context: int | None, where: str) -> int:
-    """Positions of the KV cache: what was asked for, or 2048 within the model's own limit.
-
-    Raises:
-        UsageError: `bad-context` above the model's own limit.
-    """
-    if context is None:
-        return min(DEFAULT_CONTEXT, model.context_length)
-    if context > model.context_length:
-        raise UsageError(
-            "bad-context",
-            where,
-            f"a context of {context} positions was asked for",
-            f"at most {model.context_length}, for which the model was trained",
-            "shorten the prompt or generate fewer tokens",
-        )
-    return context
 
 
 def plan_run(
@@ -148,6 +131,10 @@ def plan_run(
     return replace(plan, notes=(*plan.notes, note))
 
 
+def _nothing() -> None:
+    """What a backend that holds nothing needs to be closed."""
+
+
 class Runtime:
     """A loaded model: `decoder` computes, `store` serves its experts; a context manager.
 
@@ -172,13 +159,17 @@ class Runtime:
             stack.callback(reader.close)
             check_whole(reader)
             self.model = read_model(reader)
-            self.backend = load_backend(config.backend)
-            self.context = choose_context(self.model, config.context, str(reader.path))
+            self.backend = make_backend(config)
+            stack.callback(getattr(self.backend, "close", _nothing))
+            self.config = config = settle(reader, self.model, self.backend, config)
+            self.context = config.context or 1
             needs = describe_needs(reader, self.model, self.backend, config)
             self.plan = plan_run(needs, config)
             file = _Counted(reader, needs.dense_bytes, progress) if progress else reader
             self.weights: Weights = load_weights(file, self.model, self.backend)
-            self.kv_cache = KvCache(self.model, self.context)
+            self.kv_cache = KvCache(
+                self.model, self.context, KV_DTYPE_NAMES[config.kv_dtype or "f32"]
+            )
             self.store = stack.enter_context(open_store(reader, self.plan, config))
             self.decoder = Decoder(
                 self.model,
@@ -187,7 +178,7 @@ class Runtime:
                 self.backend,
                 self.kv_cache,
                 config.prefetch_depth,
-                batch_size=config.batch_size,
+                batch_size=config.batch_size or 1,
                 observer=observer,
             )
             self._owned = stack.pop_all()

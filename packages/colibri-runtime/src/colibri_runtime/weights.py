@@ -53,6 +53,10 @@ class ModelFile(Protocol):
     def layout(self, layer: int) -> Layout | None: ...
 
 
+Layouts = Sequence[tuple[Layout, ...]]
+"""The distinct layouts of each layer's blocks; none where a layer has no experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """A tensor that a model has: name, shape, whether it is kept as float32 numbers."""
@@ -65,7 +69,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Dense weights of one layer, and how its expert blocks are laid out (None: no experts).
+    """Dense weights of one layer, and the layouts that its expert blocks have (none: no experts).
 
     Shapes as in `required_tensors`; vectors are float32. `dense` is the feed-forward network of
     a layer whose own is no block; `shared` the one that every token passes beside its experts.
@@ -83,7 +87,7 @@ class LayerWeights:
     query_norm: Floats | None
     key_norm: Floats | None
     ffn_norm: Floats
-    layout: Layout | None
+    layouts: tuple[Layout, ...]
     router: Matrix | None
     shared: FeedForward | None
     shared_gate: Floats | None
@@ -103,7 +107,7 @@ class Weights:
     size_bytes: int
 
 
-def required_tensors(model: ModelSpec, layouts: Sequence[Layout | None]) -> list[Requirement]:
+def required_tensors(model: ModelSpec, layouts: Layouts) -> list[Requirement]:
     """Every dense tensor that `model` has, optional ones included, in order of layers."""
     hidden, head_dim = model.hidden_size, model.head_dim
     n_query, n_key = model.n_heads * head_dim, model.n_kv_heads * head_dim
@@ -115,12 +119,12 @@ def required_tensors(model: ModelSpec, layouts: Sequence[Layout | None]) -> list
     if not model.tie_embeddings:
         found.append(Requirement("output.weight", (model.vocab_size, hidden)))
     for layer in range(model.n_layers):
-        found.extend(_layer_tensors(model, f"blk.{layer}", layouts[layer], n_query, n_key))
+        found.extend(_layer_tensors(model, f"blk.{layer}", bool(layouts[layer]), n_query, n_key))
     return found
 
 
 def _layer_tensors(
-    model: ModelSpec, prefix: str, layout: Layout | None, n_query: int, n_key: int
+    model: ModelSpec, prefix: str, has_experts: bool, n_query: int, n_key: int
 ) -> Iterator[Requirement]:
     hidden, moe = model.hidden_size, model.moe
 
@@ -145,7 +149,7 @@ def _layer_tensors(
         yield vector("attn_q_norm.weight", n_query if is_full else model.head_dim)
         yield vector("attn_k_norm.weight", n_key if is_full else model.head_dim)
     yield vector("ffn_norm.weight", hidden)
-    if layout is None:
+    if not has_experts:
         yield matrix("ffn_gate", model.ffn_size, hidden)
         yield matrix("ffn_up", model.ffn_size, hidden)
         yield matrix("ffn_down", hidden, model.ffn_size)
@@ -159,9 +163,7 @@ def _layer_tensors(
                 yield vector("ffn_gate_inp_shexp.weight", hidden)
 
 
-def resident_bytes(
-    tensors: Mapping[str, TensorFacts], model: ModelSpec, layouts: Sequence[Layout | None]
-) -> int:
+def resident_bytes(tensors: Mapping[str, TensorFacts], model: ModelSpec, layouts: Layouts) -> int:
     """Bytes that `load_weights` keeps: stored form for matrices, float32 for vectors."""
     return _ALIGNMENT + sum(
         _kept_bytes(requirement, tensors[requirement.name])
@@ -170,8 +172,8 @@ def resident_bytes(
     )
 
 
-def check_weights(file: ModelFile, model: ModelSpec, backend: Backend) -> list[Layout | None]:
-    """The layout of each layer, when `file` has all that `model` needs in the shapes it needs.
+def check_weights(file: ModelFile, model: ModelSpec, backend: Backend) -> Layouts:
+    """The layouts of each layer, when `file` has all that `model` needs in the shapes it needs.
 
     Reads no tensor and allocates nothing.
 
@@ -186,10 +188,11 @@ def check_weights(file: ModelFile, model: ModelSpec, backend: Backend) -> list[L
         raise _error(
             "layer-count", where, f"has {n_layers} layers", f"the model's {model.n_layers}"
         )
-    layouts = [file.layout(layer) for layer in range(model.n_layers)]
-    for layer, layout in enumerate(layouts):
-        if layout is not None:
+    layouts = [_layouts_of(file, layer) for layer in range(model.n_layers)]
+    for layer, found in enumerate(layouts):
+        for layout in found:
             _check_layout(where, layer, layout, model, backend)
+        if found:
             wanted = model.moe.n_experts if model.moe else 1
             present = file.index["size"][layer, :wanted] > 0
             if n_experts < wanted or not present.all():
@@ -255,15 +258,18 @@ def load_weights(file: ModelFile, model: ModelSpec, backend: Backend) -> Weights
         head=embedding if model.tie_embeddings else matrices["output.weight"],
         rope_divisors=vectors.get("rope_freqs.weight"),
         layers=tuple(
-            _layer_weights(f"blk.{layer}", layout, vectors, matrices)
-            for layer, layout in enumerate(layouts)
+            _layer_weights(f"blk.{layer}", found, vectors, matrices)
+            for layer, found in enumerate(layouts)
         ),
         size_bytes=size,
     )
 
 
 def _layer_weights(
-    prefix: str, layout: Layout | None, vectors: dict[str, Floats], matrices: dict[str, Matrix]
+    prefix: str,
+    layouts: tuple[Layout, ...],
+    vectors: dict[str, Floats],
+    matrices: dict[str, Matrix],
 ) -> LayerWeights:
     def network(suffix: str) -> FeedForward | None:
         names = [f"{prefix}.ffn_{part}{suffix}.weight" for part in ("gate", "up", "down")]
@@ -285,12 +291,22 @@ def _layer_weights(
         query_norm=vectors.get(f"{prefix}.attn_q_norm.weight"),
         key_norm=vectors.get(f"{prefix}.attn_k_norm.weight"),
         ffn_norm=vectors[f"{prefix}.ffn_norm.weight"],
-        layout=layout,
+        layouts=layouts,
         router=matrices.get(f"{prefix}.ffn_gate_inp.weight"),
         shared=network("_shexp"),
         shared_gate=vectors.get(f"{prefix}.ffn_gate_inp_shexp.weight"),
         dense=network(""),
     )
+
+
+def _layouts_of(file: ModelFile, layer: int) -> tuple[Layout, ...]:
+    is_mixed = getattr(file, "is_mixed", None)
+    if is_mixed is None or not is_mixed(layer):
+        layout = file.layout(layer)
+        return () if layout is None else (layout,)
+    # Only a file whose layers may be mixed has the number of each expert's layout.
+    numbers = file.expert_layouts[layer][file.index["size"][layer] > 0]  # type: ignore[attr-defined]
+    return tuple(file.layouts[number] for number in np.unique(numbers))  # type: ignore[attr-defined]
 
 
 def _kept_bytes(requirement: Requirement, facts: TensorFacts) -> int:

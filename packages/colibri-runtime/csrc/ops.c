@@ -1,0 +1,14 @@
+#include "ops.h"
+
+#include "colibri_runtime.h"
+
+const struct colibri_ops *colibri_ops_of(uint32_t isas) {
+#if defined(COLIBRI_X86)
+    if (isas & COLIBRI_ISA_AVX512)
+        return colibri_ops_avx512();
+    if (isas & COLIBRI_ISA_AVX2)
+        return colibri_ops_avx2();
+#endif
+    (void)isas;
+    return colibri_ops_base();
+}
