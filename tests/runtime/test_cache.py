@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from colibri_runtime.cache import Cache
-from colibri_runtime.policy import LayerLru
+from colibri_runtime.policy_lru import LayerLru
 
 
 def use(cache, key):

@@ -18,7 +18,8 @@ from .fetch import Fetch
 from .generate import Piece, StopReason, generate, prompt_tokens
 from .kv_cache import KvCache
 from .lease import Lease
-from .policy import LayerLru, Policy
+from .policy import Policy
+from .policy_lru import LayerLru
 from .pool import Pool, PoolReport
 from .pool_plan import PoolPlan, SlotClass, equal_slots, plan_pool
 from .runtime import Runtime, describe_needs, open_store, plan_run, read_model

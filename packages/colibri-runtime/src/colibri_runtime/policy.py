@@ -1,13 +1,12 @@
-"""Which block leaves the pool first.
+"""Which block leaves the pool first: what every policy is told and asked.
 
-A policy is told what happens and names victims; it knows neither slots nor bytes, so that the
-store and a replay of recorded routing can drive the very same object.
+A policy knows neither slots nor bytes, so that the store and a replay of recorded routing drive
+the very same object. `policies.make_policy` makes them by name.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 Key = tuple[int, int]
@@ -18,9 +17,22 @@ class Policy(Protocol):
     """Order of eviction among the blocks that are resident and not in use.
 
     A block enters with `release` (it was used) or `admit` (it was read ahead) and leaves with
-    `pin` (it is about to be used) or `victim` (it is evicted). Calls come from one thread, and
-    each costs the same however many blocks there are.
+    `pin` (it is about to be used) or `victim` (it is evicted). Calls come from one thread.
+
+    One layer of one token, or of one batch, is an *event*. Its driver calls, in this order:
+    `observe` once with every expert of the event; `pin` for each that is resident; `victim` for
+    each that is not and lacks a free slot; `release` for each as it has been used. Only `observe`
+    may be left out, and then decayed frequencies know fewer visits than there were. Costs do not
+    grow with the number of blocks, or with its logarithm at most.
     """
+
+    def observe(
+        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
+    ) -> None:
+        """The router chose `experts`, each named once, with `weights` (of any scale, None: equal).
+
+        A batch gives each expert the sum of its tokens' weights.
+        """
 
     def pin(self, key: Key) -> None:
         """`key` is in use from now on: it must not be named as victim."""
@@ -37,65 +49,16 @@ class Policy(Protocol):
     def expire(self, key: Key) -> None:
         """`key`, read ahead, was not asked for when its layer was."""
 
+    def seed(self, shares: Mapping[Key, float]) -> None:
+        """What was learned before: the share of its layer's events that asked for each block.
+
+        Called before any event. Blocks that are preloaded enter with `admit` and `expire`.
+        """
+
     def victim(self, *, is_prefetch: bool) -> Key | None:
         """The block to evict, which leaves the policy; None when it would give none.
 
-        A demand may be given None only while no more than the protected number of blocks are
-        resident and unused. A prefetch is given nothing that was read ahead and still waits.
+        A demand is given None only while each block it knows is protected by a layer's quota;
+        a policy without quotas protects none, and gives a demand None only while every block is
+        in use. A prefetch is given nothing that was read ahead and still waits.
         """
-
-
-class LayerLru:
-    """Least recently used first, within each layer's own quota.
-
-    The `quotas[layer]` blocks of a layer that were used last are protected. Those beyond are
-    surplus: still resident, and hits when asked for, but evicted when a slot is wanted, the one
-    that became surplus first leaving first. A single LRU over all layers would evict each block
-    just before its layer comes round again once a token's blocks outnumber the slots.
-    """
-
-    def __init__(self, quotas: Sequence[int]) -> None:
-        self._quotas = tuple(quotas)
-        self._protected: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in quotas)
-        self._surplus: OrderedDict[Key, None] = OrderedDict()
-        self._ahead: OrderedDict[Key, None] = OrderedDict()
-
-    def pin(self, key: Key) -> None:
-        layer, expert = key
-        protected = self._protected[layer]
-        if expert in protected:
-            del protected[expert]
-        elif key in self._surplus:
-            del self._surplus[key]
-        else:
-            del self._ahead[key]
-
-    def release(self, key: Key) -> None:
-        layer, expert = key
-        protected = self._protected[layer]
-        protected[expert] = None
-        if len(protected) > self._quotas[layer]:
-            oldest, _ = protected.popitem(last=False)
-            self._surplus[(layer, oldest)] = None
-
-    def admit(self, key: Key) -> None:
-        self._ahead[key] = None
-
-    def touch(self, key: Key) -> None:
-        if key in self._surplus:
-            self._surplus.move_to_end(key)
-
-    def expire(self, key: Key) -> None:
-        if key in self._ahead:
-            del self._ahead[key]
-            # Never used: less is known for it than for any block that was.
-            self._surplus[key] = None
-            self._surplus.move_to_end(key, last=False)
-
-    def victim(self, *, is_prefetch: bool) -> Key | None:
-        if self._surplus:
-            return self._surplus.popitem(last=False)[0]
-        if not is_prefetch and self._ahead:
-            # The one read ahead last is needed last.
-            return self._ahead.popitem()[0]
-        return None

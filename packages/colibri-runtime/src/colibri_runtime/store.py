@@ -16,7 +16,8 @@ from .blocks import BlockSource, BlockTable
 from .cache import Cache
 from .disk import DiskEngine, IoReport
 from .fetch import CurrentFetch, Fetch, ReadyCallback, closed_error
-from .policy import Key, LayerLru, Policy
+from .policy import Key, Policy
+from .policy_lru import LayerLru
 from .pool import Pool
 from .pool_plan import PoolPlan, SlotClass
 from .stats import Stats

@@ -1,0 +1,113 @@
+"""Decayed frequency, an echo of the last token, and how soon a layer comes round again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from typing import Final
+
+from .policy import Key
+from .policy_decayed import DecayedPolicy
+
+HALF_LIFE: Final = 20.0
+"""Visits of its layer after which a use counts half."""
+ECHO: Final = 7.0
+"""Uses that having been chosen at the layer's latest visit is worth."""
+APPROACH: Final = 0.8
+"""Natural logarithm of what a block gains in value while its layer's next visit draws near."""
+
+_COUNT: Final = (0.3, 0.7)
+_RECENT: Final = (0.5, 0.7)
+
+
+class Cadence(DecayedPolicy):
+    """Evicts the block that is least likely to be asked for at its layer's next visit.
+
+    A token visits the layers in a fixed cycle, so a block's next use is at its layer's next visit
+    or a whole cycle later. What matters is how likely it is then, and how long that is away.
+
+    - *How likely*: a use counts `0.3 + 0.7 w` (`w` the router's weight over the mean weight of its
+      event) and decays with a half-life of so many visits. As long as a block was chosen at its
+      layer's latest visit it counts `echo * (0.5 + 0.7 w)` more: a token repeats the choice of the
+      token before far more often than frequency alone says.
+    - *How long*: slots are wanted evenly over the cycle, so of two blocks that are equally likely
+      the one whose layer was visited last goes first. A value grows by `exp(approach)` from one
+      visit to the next and falls back at the visit.
+
+    The constants were found on the first half of one trace; results are flat around them, and hold
+    for other models (docs/cache.md).
+    """
+
+    def __init__(
+        self,
+        n_layers: int,
+        quotas: Sequence[int] | None = None,
+        *,
+        half_life: float = HALF_LIFE,
+        echo: float = ECHO,
+        approach: float = APPROACH,
+    ) -> None:
+        super().__init__(n_layers, quotas, 2.0 ** (1.0 / half_life))
+        self._echo = echo
+        self._approach = approach
+        self._clock = 0.0
+        self._seen: set[int] = set()
+        self._recent: list[dict[int, float]] = [{} for _ in range(n_layers)]
+
+    def observe(
+        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
+    ) -> None:
+        self._visit(layer)
+        self._count(layer, experts, weights)
+
+    def touch(self, key: Key) -> None:
+        layer, expert = key
+        if expert in self._values[layer]:
+            unit = self._units[layer]
+            count = self._counts[layer].get(expert, 0.0)
+            value = log(count + self._echo * (_RECENT[0] + _RECENT[1]) * unit)
+            self._recent[layer][expert] = value
+            self._set(layer, expert, value)
+
+    def _visit(self, layer: int) -> None:
+        """Another visit of the layer begins: what the one before chose is no longer recent."""
+        unit = self._begin(layer)
+        seen = self._seen
+        if layer not in seen:
+            seen.add(layer)
+        self._clock += self._approach / len(seen)
+        values = self._values[layer]
+        for expert in self._recent[layer]:
+            if expert in values:
+                self._set(layer, expert, self._plain(layer, expert))
+        self._recent[layer] = {}
+        self._move(layer, -log(unit) - self._clock)
+
+    def _count(
+        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
+    ) -> None:
+        if weights is None:
+            weights = (1.0,) * len(experts)
+        unit = self._units[layer]
+        counts, recent = self._counts[layer], self._recent[layer]
+        get = counts.get
+        total = sum(weights)
+        scale = len(experts) / total * unit if total > 0.0 else 0.0
+        base, slope = _COUNT[0] * unit, _COUNT[1] * scale
+        recent_base, recent_slope = self._echo * _RECENT[0] * unit, self._echo * _RECENT[1] * scale
+        for expert, weight in zip(experts, weights, strict=True):
+            counts[expert] = count = get(expert, 0.0) + base + slope * weight
+            recent[expert] = log(count + recent_base + recent_slope * weight)
+
+    def _used(self, layer: int, expert: int) -> float:
+        value = self._recent[layer].get(expert)
+        if value is None:
+            # Its driver did not call `observe`: a layer other than the one before is a visit.
+            if layer != self._latest:
+                self._visit(layer)
+            self._count(layer, (expert,))
+            value = self._recent[layer][expert]
+        return value
+
+    def _unused(self, layer: int, expert: int) -> float:
+        return self._plain(layer, expert)

@@ -1,0 +1,45 @@
+"""Least frequently used first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from .policy import Key
+from .policy_ranked import RankedPolicy
+
+_SEED_EVENTS: Final = 32
+"""Events of this run that what was learned before weighs as much as."""
+_STEP: Final = 2.0**-40
+"""What one use later adds to a count, so that of equals the one used last stays longest."""
+
+
+class Lfu(RankedPolicy):
+    """The block with the fewest uses leaves first; of equals the one used longest ago."""
+
+    def __init__(self, n_layers: int, quotas: Sequence[int] | None = None) -> None:
+        super().__init__(n_layers, quotas)
+        self._counts: list[dict[int, float]] = [{} for _ in range(n_layers)]
+        self._n_uses = 0
+
+    def observe(
+        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
+    ) -> None:
+        """Nothing: uses are counted when they end."""
+
+    def seed(self, shares: Mapping[Key, float]) -> None:
+        for (layer, expert), share in shares.items():
+            self._counts[layer][expert] = share * _SEED_EVENTS
+
+    def touch(self, key: Key) -> None:
+        """Nothing: an expected use is none yet."""
+
+    def _used(self, layer: int, expert: int) -> float:
+        counts = self._counts[layer]
+        count = counts.get(expert, 0.0) + 1.0
+        counts[expert] = count
+        self._n_uses += 1
+        return count + self._n_uses * _STEP
+
+    def _unused(self, layer: int, expert: int) -> float:
+        return self._counts[layer].get(expert, 0.0)

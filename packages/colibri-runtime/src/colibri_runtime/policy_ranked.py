@@ -1,0 +1,173 @@
+"""The block of lowest value leaves first: the queue under every policy that counts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
+from typing import Final
+
+from .policy import Key
+
+_SLACK: Final = 32
+"""Outdated entries that a heap may hold beyond as many as there are blocks."""
+
+
+class RankedPolicy(ABC):
+    """Evicts the block whose `value + offset of its layer` is lowest.
+
+    Values of one layer's blocks compare among themselves for as long as they are not set anew, so
+    they must not drift apart with time: a subclass counts in units that grow instead of decaying
+    what it counted. The offset brings all values of a layer to a common unit; changing it costs
+    the same however many blocks the layer has.
+
+    A heap of values for each layer, with entries that are outdated left in until they surface,
+    and a heap of lower bounds of the layers: O(log n) for each call, amortised.
+
+    With `quotas`, the `quotas[layer]` blocks of highest value are protected in each layer, and the
+    layer that went beyond its quota first gives first. Without, nothing is protected.
+    """
+
+    def __init__(self, n_layers: int, quotas: Sequence[int] | None = None) -> None:
+        self._values: list[dict[int, float]] = [{} for _ in range(n_layers)]
+        self._heaps: list[list[tuple[float, int]]] = [[] for _ in range(n_layers)]
+        self._offsets = [0.0] * n_layers
+        self._bounds = [inf] * n_layers
+        self._queue: list[tuple[float, int]] = []
+        self._quotas = None if quotas is None else tuple(quotas)
+        self._surplus: OrderedDict[int, None] = OrderedDict()
+        self._ahead: OrderedDict[Key, None] = OrderedDict()
+
+    @abstractmethod
+    def observe(
+        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
+    ) -> None: ...
+
+    @abstractmethod
+    def seed(self, shares: Mapping[Key, float]) -> None: ...
+
+    @abstractmethod
+    def touch(self, key: Key) -> None: ...
+
+    @abstractmethod
+    def _used(self, layer: int, expert: int) -> float:
+        """The value of a block that has just been used."""
+
+    @abstractmethod
+    def _unused(self, layer: int, expert: int) -> float:
+        """The value of a block that was read in vain."""
+
+    def pin(self, key: Key) -> None:
+        layer, expert = key
+        values = self._values[layer]
+        if expert in values:
+            del values[expert]
+            if self._quotas is not None:
+                self._shrunk(layer)
+        else:
+            del self._ahead[key]
+
+    def release(self, key: Key) -> None:
+        layer, expert = key
+        self._set(layer, expert, self._used(layer, expert))
+
+    def admit(self, key: Key) -> None:
+        self._ahead[key] = None
+
+    def expire(self, key: Key) -> None:
+        if key in self._ahead:
+            del self._ahead[key]
+            layer, expert = key
+            self._set(layer, expert, self._unused(layer, expert))
+
+    def victim(self, *, is_prefetch: bool) -> Key | None:
+        key = self._lowest() if self._quotas is None else self._lowest_surplus()
+        if key is None and not is_prefetch and self._ahead:
+            # The one read ahead last is needed last.
+            return self._ahead.popitem()[0]
+        return key
+
+    def _set(self, layer: int, expert: int, value: float) -> None:
+        """Gives a block that is not in use its value; it may have had another."""
+        values = self._values[layer]
+        heap = self._heaps[layer]
+        values[expert] = value
+        heappush(heap, (value, expert))
+        bound = value + self._offsets[layer]
+        if bound < self._bounds[layer]:
+            self._bounds[layer] = bound
+            heappush(self._queue, (bound, layer))
+        if len(heap) > 2 * len(values) + _SLACK:
+            self._rebuild(layer, ((v, e) for e, v in values.items()))
+        if self._quotas is not None and len(values) > self._quotas[layer]:
+            self._surplus[layer] = None
+
+    def _move(self, layer: int, offset: float) -> None:
+        """Sets what all values of a layer are compared by beside themselves."""
+        bound = self._bounds[layer]
+        if bound < inf:
+            bound += offset - self._offsets[layer]
+            # Rounding must not lift the bound above the value it stands for.
+            bound -= abs(bound) * 1e-12
+            self._bounds[layer] = bound
+            queue = self._queue
+            heappush(queue, (bound, layer))
+            if len(queue) > 4 * len(self._bounds) + _SLACK:
+                queue[:] = [(b, i) for i, b in enumerate(self._bounds) if b < inf]
+                heapify(queue)
+        self._offsets[layer] = offset
+
+    def _rebuild(self, layer: int, entries: Iterable[tuple[float, int]]) -> None:
+        heap = self._heaps[layer]
+        heap[:] = entries
+        heapify(heap)
+
+    def _lowest(self) -> Key | None:
+        queue, bounds = self._queue, self._bounds
+        while queue:
+            bound, layer = queue[0]
+            if bound != bounds[layer]:
+                heappop(queue)
+                continue
+            entry = self._first(layer)
+            if entry is None:
+                bounds[layer] = inf
+                heappop(queue)
+                continue
+            actual = entry[0] + self._offsets[layer]
+            if actual > bound:
+                bounds[layer] = actual
+                heapreplace(queue, (actual, layer))
+                continue
+            return self._take(layer)
+        return None
+
+    def _lowest_surplus(self) -> Key | None:
+        if not self._surplus:
+            return None
+        layer = next(iter(self._surplus))
+        self._first(layer)
+        key = self._take(layer)
+        self._shrunk(layer)
+        return key
+
+    def _first(self, layer: int) -> tuple[float, int] | None:
+        """The layer's lowest entry, after those that no longer hold."""
+        heap, values = self._heaps[layer], self._values[layer]
+        while heap:
+            entry = heap[0]
+            if values.get(entry[1]) == entry[0]:
+                return entry
+            heappop(heap)
+        return None
+
+    def _take(self, layer: int) -> Key:
+        _, expert = heappop(self._heaps[layer])
+        del self._values[layer][expert]
+        return layer, expert
+
+    def _shrunk(self, layer: int) -> None:
+        if self._quotas is not None and len(self._values[layer]) <= self._quotas[layer]:
+            self._surplus.pop(layer, None)
