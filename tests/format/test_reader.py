@@ -130,6 +130,33 @@ def test_any_damage_to_one_copy_opens_with_a_warning_and_verify_names_it(path: P
         path.write_bytes(sound)
 
 
+def test_streams_give_the_same_bytes_and_find_the_same_damage(path: Path) -> None:
+    write_sample(path)
+
+    with cf.open(path) as file:
+        tensor = next(t for t in map(file.tensor, file.tensors) if t.size > 8)
+        for item in (file.expert(0, 2), tensor):
+            stream = item.stream()
+            pieces = [np.empty(n, np.uint8) for n in (0, 1, 5, item.size - 6)]
+            for piece in pieces:
+                stream.read_into(piece)
+            stream.finish()
+            assert np.concatenate(pieces).tobytes() == item.read().tobytes()
+            with pytest.raises(cf.UsageError, match="0 are left"):
+                stream.read_into(bytearray(1))
+            with pytest.raises(cf.UsageError, match="not read"):
+                item.stream().finish()
+        places = {"block-checksum": file.expert(0, 2).offset, "tensor-checksum": tensor.offset}
+        names = {"block-checksum": file.expert(0, 2), "tensor-checksum": tensor}
+        for code, item in names.items():
+            damage(path, places[code] + item.size - 1)
+            stream = item.stream()
+            stream.read_into(bytearray(item.size))
+            with pytest.raises(cf.FormatError) as caught:
+                stream.finish()
+            assert caught.value.code == code
+
+
 def test_both_copies_damaged_is_refused(path: Path) -> None:
     write_sample(path)
     with cf.open(path) as file:

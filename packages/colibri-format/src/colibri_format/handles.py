@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from .checksum import view_bytes
@@ -15,6 +16,66 @@ from .layout import DenseTensor, Layout, Segment, block_seed, tensor_seed
 
 if TYPE_CHECKING:
     from .reader import Reader
+
+
+class DataStream:
+    """The bytes of one block or tensor in order, in pieces of any size, checked at the end."""
+
+    __slots__ = ("_code", "_digest", "_expected", "_left", "_place", "_position", "_reader",
+                 "_volume")  # fmt: skip
+
+    def __init__(
+        self,
+        reader: Reader,
+        extent: tuple[int, int],
+        volume: int,
+        seed: int,
+        expected: int,
+        code: FormatCode,
+        place: str,
+    ) -> None:
+        self._reader = reader
+        self._position, self._left = extent
+        self._volume = volume
+        self._digest = xxhash.xxh3_64(seed=seed)
+        self._expected = expected
+        self._code = code
+        self._place = place
+
+    def read_into(self, buffer: bytearray | memoryview | NDArray[np.uint8]) -> None:
+        """Fills `buffer` with the next bytes; what it holds is checked only by `finish`.
+
+        Raises:
+            UsageError: `bad-buffer` if fewer bytes are left.
+            StorageError: `short-read`, or the kernel's error.
+        """
+        view = view_bytes(buffer)
+        if len(view) > self._left:
+            raise UsageError(
+                "bad-buffer",
+                self._place,
+                f"{len(view)} bytes are asked for",
+                f"{self._left} are left",
+            )
+        self._reader.read_at_into(self._position, view, self._volume)
+        self._position += len(view)
+        self._left -= len(view)
+        if self._reader.is_verifying:
+            self._digest.update(view)
+
+    def finish(self) -> None:
+        """Checks all bytes against the recorded checksum.
+
+        Raises:
+            UsageError: `bad-buffer` if some were not read.
+            FormatError: `block-checksum` or `tensor-checksum`.
+        """
+        if self._left:
+            raise UsageError("bad-buffer", self._place, f"{self._left} bytes were not read", "all")
+        if self._reader.is_verifying:
+            self._reader.check_digest(
+                self._digest.intdigest(), self._expected, self._code, self._place
+            )
 
 
 class Expert:
@@ -75,6 +136,18 @@ class Expert:
             view,
             self.checksum,
             block_seed(self.layer, self.expert),
+            FormatCode.BLOCK_CHECKSUM,
+            f"block L{self.layer}/E{self.expert} at {self.offset:#x}",
+        )
+
+    def stream(self) -> DataStream:
+        """The block's bytes piece by piece, for blocks that are not to be held whole."""
+        return DataStream(
+            self._reader,
+            (self.offset, self.size),
+            self.volume,
+            block_seed(self.layer, self.expert),
+            self.checksum,
             FormatCode.BLOCK_CHECKSUM,
             f"block L{self.layer}/E{self.expert} at {self.offset:#x}",
         )
@@ -151,6 +224,18 @@ class Tensor:
             view,
             self.fact.checksum,
             tensor_seed(self._number),
+            FormatCode.TENSOR_CHECKSUM,
+            f"tensor {self.name!r} at {self.offset:#x}",
+        )
+
+    def stream(self) -> DataStream:
+        """Its bytes piece by piece, for tensors that are not to be held whole."""
+        return DataStream(
+            self._reader,
+            (self.offset, self.size),
+            0,
+            tensor_seed(self._number),
+            self.fact.checksum,
             FormatCode.TENSOR_CHECKSUM,
             f"tensor {self.name!r} at {self.offset:#x}",
         )

@@ -439,9 +439,11 @@ class Reader:
         place: str,
     ) -> None:
         """Raises FormatError with `code` unless `data` has that checksum, or checks are off."""
-        if not self.is_verifying:
-            return
-        actual = checksum(data, seed)
+        if self.is_verifying:
+            self.check_digest(checksum(data, seed), expected, code, place)
+
+    def check_digest(self, actual: int, expected: int, code: FormatCode, place: str) -> None:
+        """Raises FormatError with `code` unless the two are the same."""
         if actual != expected:
             raise FormatError(
                 code,

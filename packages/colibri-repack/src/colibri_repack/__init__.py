@@ -2,9 +2,10 @@
 
 from .api import plan, repack
 from .decoding import Fp8Form
-from .errors import RepackError, SourceError
+from .errors import ExportError, RepackError, SourceError
 from .facts import BlockSize, FileFacts, TypeTotal, facts_of_file, facts_of_plan
 from .families import FAMILIES, Checkpoint, Family, read_checkpoint
+from .gguf_export import ExportPlan, ExportReport, export, plan_export
 from .imatrix import Imatrix
 from .kernel_layout import KernelLayout
 from .quantise import Quant
@@ -17,6 +18,9 @@ __all__ = [
     "FAMILIES",
     "BlockSize",
     "Checkpoint",
+    "ExportError",
+    "ExportPlan",
+    "ExportReport",
     "Family",
     "FileFacts",
     "Fp8Form",
@@ -31,10 +35,12 @@ __all__ = [
     "SourceError",
     "SourceTensor",
     "TypeTotal",
+    "export",
     "facts_of_file",
     "facts_of_plan",
     "open_source",
     "plan",
+    "plan_export",
     "plan_repack",
     "quantise_q8_0",
     "read_checkpoint",

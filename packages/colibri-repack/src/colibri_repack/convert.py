@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -12,10 +10,11 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_format import Sink, StorageError, Writer
+from colibri_format import Sink, Writer
 
 from ._native import ElementError
 from .errors import RepackError, SourceError
+from .output_checks import check_not_input, check_space
 from .part_plan import Conversion, Part
 from .recode import UNIT_ELEMENTS, element, recode
 from .repack_plan import TILE_BYTES, BlockJob, FileJob, RepackPlan, TensorJob
@@ -52,7 +51,7 @@ def convert(
             `file-not-found` (the output's folder), `short-read`, or the kernel's refusal.
     """
     check_output(source, output)
-    _check_space(output, plan.file.file_size)
+    check_space([(output.parent, plan.file.file_size)])
     with Writer(output, plan.file, overwrite=overwrite) as writer:
         copier = _Copier(source, plan.payload_bytes, progress)
         for job in plan.jobs:
@@ -82,38 +81,7 @@ def check_output(source: Source, output: Path, *others: Path) -> None:
 
     Looks at the files themselves, not at their names: links and other spellings count.
     """
-    part = output.parent / f"{output.name}.part"
-    for candidate in (output, part):
-        for path in (*source.inputs, *others):
-            try:
-                is_same = candidate.samefile(path)
-            except OSError:
-                is_same = False
-            if is_same:
-                raise RepackError(
-                    "output-is-input",
-                    output,
-                    f"{candidate.name} is the input {path}",
-                    "an output of its own",
-                    "choose another output name",
-                )
-
-
-def _check_space(output: Path, size: int) -> None:
-    try:
-        status = os.statvfs(output.parent)
-    except OSError as error:
-        raise StorageError.of(error, output.parent, "looking at the output's folder") from error
-    free = status.f_bavail * status.f_frsize
-    if free < size:
-        raise StorageError(
-            "disk-full",
-            output.parent,
-            f"{free} bytes are free",
-            f"the output takes {size}",
-            "free some space or choose another folder",
-            errno=errno.ENOSPC,
-        )
+    check_not_input(output, (*source.inputs, *others))
 
 
 class _Copier:

@@ -11,3 +11,7 @@ class SourceError(ColibriError, ValueError):
 
 class RepackError(ColibriError, ValueError):
     """A repack that was asked for cannot be done with this source and these options."""
+
+
+class ExportError(ColibriError, ValueError):
+    """A `.colibri` file cannot be written as GGUF."""

@@ -94,16 +94,21 @@ def check_range(tensor: SourceTensor, offset: int, size: int) -> None:
 
 
 def encode_gguf_json(header: GgufHeader) -> bytes:
-    """All key-values as the embedded file `gguf.json`: `{"version", "alignment", "kv": [...]}`.
+    """What stands before the data as `gguf.json`: `{"version", "alignment", "kv", "tensors"}`.
 
-    One `[key, type, value]` a line in the file's order. Bytes that are no UTF-8 stand as lone
-    surrogates; an f32 stands as the shortest double that gives it back.
+    `kv` has one `[key, type, value]` a line in the file's order, `tensors` one `[name, type,
+    shape]`, shapes in C order; export puts a GGUF together again from them. Bytes that are no UTF-8
+    stand as lone surrogates; an f32 stands as the shortest double that gives it back.
     """
     head = f'{{"version": {header.version}, "alignment": {header.alignment}, "kv": ['
     parts = [head.encode()]
     for number, pair in enumerate(header.key_values):
         parts.append(b",\n" if number else b"\n")
         parts.extend(_encode_pair(pair))
+    parts.append(b'\n], "tensors": [')
+    for number, tensor in enumerate(header.tensors.values()):
+        parts.append(b",\n" if number else b"\n")
+        parts.append(json.dumps([tensor.name, tensor.dtype.name, tensor.shape]).encode())
     parts.append(b"\n]}\n")
     return b"".join(parts)
 
