@@ -173,7 +173,8 @@ class Decoder:
             position = self.kv_cache.length
             predicted = hinted.get(layer, frozenset())
             weights = None if routing.weights is None else routing.weights.copy()
-            self._observer.routed(layer, position, routing.experts.copy(), weights, predicted)
+            experts = routing.experts.astype(np.intp)
+            self._observer.routed(layer, position, experts, weights, predicted)
         if self._observe is not None:
             self._observe(layer, routing.experts, routing.weights)
         # In this order: a demand read must never queue behind a hint. Ascending, because

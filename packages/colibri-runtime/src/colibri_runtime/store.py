@@ -24,6 +24,17 @@ from .stats import Stats
 from .traffic import Traffic
 
 
+def _picks(
+    experts: NDArray[np.integer], weights: NDArray[np.float32] | None
+) -> tuple[list[int], list[float] | None]:
+    """Each expert of a batch's routing once, and the sum of its weights over the tokens."""
+    if len(experts) == 1:
+        return experts[0].tolist(), None if weights is None else weights[0].tolist()
+    unique, places = np.unique(experts, return_inverse=True)
+    totals = np.bincount(places.ravel(), None if weights is None else weights.ravel())
+    return unique.tolist(), totals.tolist()
+
+
 class Store:
     """Gives out leases of expert blocks, reading those that are not resident.
 
@@ -149,8 +160,11 @@ class Store:
 
         `experts` and `weights` (None: all alike) are `(n_tokens, top_k)`, best first.
         """
+        if not self._observers:
+            return
+        picked, shares = _picks(experts, weights)
         for observe in self._observers:
-            observe(layer, experts, weights)
+            observe(layer, picked, shares)
 
     def on_ready(self, callback: ReadyCallback | None) -> None:
         """Registers what `Fetch.run` calls with each block; None takes it back.

@@ -235,9 +235,7 @@ def _events(rows: Iterable[_Row], where: str) -> Iterator[Event]:
         yield _event(group, phase, first_step, picked)
 
 
-def _event(
-    group: tuple[int, ...], phase: TracePhase, step: int, picked: dict[int, float]
-) -> Event:
+def _event(group: tuple[int, ...], phase: TracePhase, step: int, picked: dict[int, float]) -> Event:
     return Event(group[0], phase, step, group[2], tuple(picked), tuple(picked.values()))
 
 
