@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colibri_runtime.router import predict, route
+from colibri_runtime.router import choose, predict, route
 
 
 @pytest.mark.parametrize("norm_top_k", [False, True])
@@ -32,10 +32,12 @@ def test_large_logits_do_not_overflow() -> None:
 
 
 def test_one_token_is_predicted_by_its_top_k() -> None:
-    assert predict(np.array([[0, 3, 1, 2]], np.float32), 2) == [1, 3]
+    chosen = choose(np.array([[0, 3, 1, 2]], np.float32), 2)
+
+    assert predict(chosen, 4) == [1, 3]
 
 
 def test_many_tokens_are_predicted_by_votes() -> None:
     logits = np.eye(6, dtype=np.float32)[[5, 5, 2, 0, 5, 2, 1]]
 
-    assert predict(logits, 1) == [5, 2, 0]
+    assert predict(choose(logits, 1), 6) == [5, 2, 0]

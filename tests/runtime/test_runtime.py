@@ -31,7 +31,7 @@ def needs_of(path, config):
 
 
 def test_logits_are_the_same_bits_however_small_the_pool(model_file):
-    config = RunConfig(memory_bytes=64 * MIB, context=40)
+    config = RunConfig(memory_bytes=64 * MIB, context=40, batch_size=32)
     needs = needs_of(model_file, config)
     tokens = list(range(20, 52))
     with Runtime.open(model_file, config) as runtime:

@@ -28,7 +28,7 @@ class RoutingObserver(Protocol):
         self,
         layer: int,
         first_position: int,
-        experts: NDArray[np.intp],
+        experts: NDArray[np.integer],
         weights: Floats | None,
         predicted: frozenset[int],
     ) -> None:
