@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from colibri_repack import repack
+from colibri_runtime._native import native
 from colibri_runtime.config import RunConfig
 from colibri_runtime.runtime import Runtime
 from helpers.random_models import CONFIGS, prompt_tokens, write_checkpoint
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 CONTEXT = 64
+
+
+@pytest.fixture(params=["numpy", "native"])
+def backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "native" and native().library is None:
+        pytest.skip(native().reason)
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +44,7 @@ def packed(
     return request.param, folder / "model.colibri"
 
 
-def configured(path: Path, share: float, **options: int) -> RunConfig:
+def configured(path: Path, share: float, **options: Any) -> RunConfig:
     """A budget with slots for that share of the blocks."""
     with Runtime.open(path, RunConfig(memory_bytes=2**40, context=CONTEXT, **options)) as runtime:
         plan = runtime.plan
@@ -44,10 +54,11 @@ def configured(path: Path, share: float, **options: int) -> RunConfig:
 
 
 def test_logits_of_a_repacked_checkpoint_are_those_of_transformers(
-    packed: tuple[str, Path], recorded: dict[str, NDArray[np.float32]]
+    packed: tuple[str, Path], recorded: dict[str, NDArray[np.float32]], backend: str
 ) -> None:
     name, path = packed
-    with Runtime.open(path, RunConfig(memory_bytes=2**30, context=CONTEXT)) as runtime:
+    config = RunConfig(memory_bytes=2**30, context=CONTEXT, backend=backend, kv_dtype="f32")
+    with Runtime.open(path, config) as runtime:
         logits = runtime.decoder.forward(prompt_tokens(name), all_logits=True)
 
     assert len(logits) >= 32
@@ -57,11 +68,15 @@ def test_logits_of_a_repacked_checkpoint_are_those_of_transformers(
 @pytest.mark.parametrize("batch_size", [1, 16])
 @pytest.mark.parametrize("prefetch_depth", [0, 2])
 def test_a_quarter_of_the_experts_in_memory_gives_the_same_bits(
-    packed: tuple[str, Path], batch_size: int, prefetch_depth: int
+    packed: tuple[str, Path], batch_size: int, prefetch_depth: int, backend: str
 ) -> None:
     name, path = packed
     tokens = prompt_tokens(name)
-    options = {"batch_size": batch_size, "prefetch_depth": prefetch_depth}
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "prefetch_depth": prefetch_depth,
+        "backend": backend,
+    }
     with Runtime.open(path, RunConfig(memory_bytes=2**30, context=CONTEXT, **options)) as runtime:
         assert runtime.plan.n_slots == runtime.plan.n_blocks
         expected = runtime.decoder.forward(tokens, all_logits=True)
