@@ -2,53 +2,12 @@
 #ifndef COLIBRI_BLOCKS32_AVX512_H
 #define COLIBRI_BLOCKS32_AVX512_H
 
-#include <immintrin.h>
-
-#include "../kernels.h"
-#include "blocks32_scalar.h"
-
-#define ALWAYS static inline __attribute__((always_inline))
-/* How far ahead of its use a line is asked for; see benchmarks/kernel_speed.py. */
-#define PREFETCH_BYTES 2048
+#include "blocks32_x86.h"
 
 /* ---- sixteen rows interleaved ----
  *
  * A register holds 4 bytes of each of 16 rows, so that VPDPBUSD with 4 activations, repeated for
- * all rows, adds to one sum a row and nothing is ever summed across a register. Its first operand
- * is unsigned: weights get an excess added, and the sum starts at minus the excess times the sum
- * of the activations, which is exact. */
-
-ALWAYS int32_t excess_of(int32_t type) {
-    switch (type) {
-    case COLIBRI_Q8_0:
-        return 128;
-    case COLIBRI_Q4_0:
-        return 8;
-    case COLIBRI_Q5_0:
-        return 16;
-    case COLIBRI_MXFP4:
-        return 12;
-    default:
-        return 0;
-    }
-}
-
-ALWAYS int32_t bytes_of(int32_t type) {
-    switch (type) {
-    case COLIBRI_Q8_0:
-        return 34;
-    case COLIBRI_Q4_0:
-        return 18;
-    case COLIBRI_Q4_1:
-        return 20;
-    case COLIBRI_Q5_0:
-        return 22;
-    case COLIBRI_Q5_1:
-        return 24;
-    default:
-        return 17;
-    }
-}
+ * all rows, adds to one sum a row and nothing is ever summed across a register. */
 
 ALWAYS __m512 load_halves(const uint8_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
@@ -152,38 +111,6 @@ ALWAYS void dot_x16(int32_t type, int32_t n_tokens, const uint8_t *rows, int64_t
             _mm512_storeu_ps(out + t * out_stride + row, sums[t]);
     }
 }
-
-/* One copy of `body` for each number of tokens, so that sums stay in registers. */
-#define FOR_TOKENS(name, body, type)                                                               \
-    static void name(const uint8_t *rows, int64_t n_rows, const struct colibri_acts *acts,         \
-                     int32_t first_token, int32_t n_tokens, float *out, int64_t out_stride) {      \
-        switch (n_tokens) {                                                                        \
-        case 1:                                                                                    \
-            body(type, 1, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 2:                                                                                    \
-            body(type, 2, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 3:                                                                                    \
-            body(type, 3, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 4:                                                                                    \
-            body(type, 4, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 5:                                                                                    \
-            body(type, 5, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 6:                                                                                    \
-            body(type, 6, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 7:                                                                                    \
-            body(type, 7, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        default:                                                                                   \
-            body(type, 8, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        }                                                                                          \
-    }
 
 FOR_TOKENS(avx512_q8_0_x16, dot_x16, COLIBRI_Q8_0)
 FOR_TOKENS(avx512_q4_0_x16, dot_x16, COLIBRI_Q4_0)
