@@ -51,7 +51,8 @@ ALWAYS void unpack_x16(int32_t type, const uint8_t *block, __m512i w[8]) {
     const __m512i e2m1 = _mm512_broadcast_i32x4(
         _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     for (int32_t u = 0; u < 4; u++) {
-        const __m512i bytes = _mm512_loadu_si512(p + 64 * u);
+        __m512i bytes = _mm512_loadu_si512(p + 64 * u);
+        __asm__("" : "+v"(bytes)); /* or GCC reads memory twice */
         w[u] = _mm512_and_si512(bytes, low);
         w[u + 4] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
         if (type == COLIBRI_MXFP4) {
@@ -65,22 +66,31 @@ ALWAYS void unpack_x16(int32_t type, const uint8_t *block, __m512i w[8]) {
     }
 }
 
+/* Adds the products of 4 weights of each row with 4 activations. In assembly, since GCC 12 never
+ * makes the repeated load an operand: 1.5 times the time. */
+ALWAYS __m512i add_products(__m512i sum, __m512i w, const int8_t *x) {
+    typedef int32_t __attribute__((may_alias)) four;
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*(const four *)x));
+    return sum;
+}
+
 ALWAYS void dot_x16(int32_t type, int32_t n_tokens, const uint8_t *rows, int64_t n_rows,
                     const struct colibri_acts *acts, int32_t first_token, float *out,
                     int64_t out_stride) {
     const int64_t columns = acts->columns, n_groups = columns / 32;
     const int32_t block_bytes = 16 * bytes_of(type);
     const int32_t has_offset = type == COLIBRI_Q4_1 || type == COLIBRI_Q5_1;
-    const int8_t *values = (const int8_t *)acts->values + first_token * columns;
-    const float *scales = acts->scales + first_token * n_groups;
-    const float *scaled_sums = has_offset ? acts->sums + first_token * n_groups : NULL;
-    const int32_t *sums32 = acts->sums32 + first_token * n_groups;
     const uint8_t *block = rows;
     for (int64_t row = 0; row < n_rows; row += 16) {
+        const int8_t *x[COLIBRI_KERNEL_TOKENS];
         __m512 sums[COLIBRI_KERNEL_TOKENS];
+        int64_t at = first_token * n_groups;
 #pragma GCC unroll 8
-        for (int32_t t = 0; t < n_tokens; t++) sums[t] = _mm512_setzero_ps();
-        for (int64_t group = 0; group < n_groups; group++, block += block_bytes) {
+        for (int32_t t = 0; t < n_tokens; t++) {
+            x[t] = (const int8_t *)acts->values + (first_token + t) * columns;
+            sums[t] = _mm512_setzero_ps();
+        }
+        for (int64_t group = 0; group < n_groups; group++, at++, block += block_bytes) {
             for (int32_t line = 0; line < block_bytes; line += 64)
                 _mm_prefetch((const char *)block + PREFETCH_BYTES + line, _MM_HINT_T0);
             __m512i w[8];
@@ -89,21 +99,19 @@ ALWAYS void dot_x16(int32_t type, int32_t n_tokens, const uint8_t *rows, int64_t
             const __m512 offset = has_offset ? load_halves(block + 32) : _mm512_setzero_ps();
 #pragma GCC unroll 8
             for (int32_t t = 0; t < n_tokens; t++) {
-                const int64_t at = t * n_groups + group;
-                const int8_t *x = values + at * 32;
-                __m512i sum = excess_of(type) ? _mm512_set1_epi32(-excess_of(type) * sums32[at])
+                const float *of_token = acts->scales + at + t * n_groups;
+                const int32_t sum_x = acts->sums32[at + t * n_groups];
+                __m512i sum = excess_of(type) ? _mm512_set1_epi32(-excess_of(type) * sum_x)
                                               : _mm512_setzero_si512();
 #pragma GCC unroll 8
-                for (int32_t u = 0; u < 8; u++) {
-                    int32_t four;
-                    memcpy(&four, x + 4 * u, 4);
-                    sum = _mm512_dpbusd_epi32(sum, w[u], _mm512_set1_epi32(four));
-                }
+                for (int32_t u = 0; u < 8; u++) sum = add_products(sum, w[u], x[t] + 4 * u);
+                x[t] += 32;
                 sums[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum),
-                                          _mm512_mul_ps(scale, _mm512_set1_ps(scales[at])),
+                                          _mm512_mul_ps(scale, _mm512_set1_ps(*of_token)),
                                           sums[t]);
                 if (has_offset)
-                    sums[t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(scaled_sums[at]), sums[t]);
+                    sums[t] = _mm512_fmadd_ps(
+                        offset, _mm512_set1_ps(acts->sums[at + t * n_groups]), sums[t]);
             }
         }
 #pragma GCC unroll 8
