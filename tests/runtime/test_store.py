@@ -13,7 +13,7 @@ from colibri_format import FormatError, StorageError, UsageError
 from colibri_runtime.blocks import block_slot_bytes
 from colibri_runtime.disk_files import open_blocks
 from colibri_runtime.disk_threads import ThreadsEngine
-from colibri_runtime.policy import LayerLru
+from colibri_runtime.policy_lru import LayerLru
 from colibri_runtime.pool import Pool
 from colibri_runtime.pool_plan import PoolPlan, SlotClass, equal_slots
 from colibri_runtime.slots import SlotPlan

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import log
 from typing import Final
 
-from .policy import Key
 from .policy_decayed import DecayedPolicy
 
 HALF_LIFE: Final = 20.0
@@ -54,38 +53,21 @@ class Cadence(DecayedPolicy):
         self._seen: set[int] = set()
         self._recent: list[dict[int, float]] = [{} for _ in range(n_layers)]
 
-    def observe(
-        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
-    ) -> None:
-        self._visit(layer)
-        self._count(layer, experts, weights)
-
-    def touch(self, key: Key) -> None:
-        layer, expert = key
-        if expert in self._values[layer]:
-            unit = self._units[layer]
-            count = self._counts[layer].get(expert, 0.0)
-            value = log(count + self._echo * (_RECENT[0] + _RECENT[1]) * unit)
-            self._recent[layer][expert] = value
-            self._set(layer, expert, value)
-
     def _visit(self, layer: int) -> None:
-        """Another visit of the layer begins: what the one before chose is no longer recent."""
+        # What the visit before chose is no longer recent.
         unit = self._begin(layer)
         seen = self._seen
         if layer not in seen:
             seen.add(layer)
         self._clock += self._approach / len(seen)
-        values = self._values[layer]
-        for expert in self._recent[layer]:
+        values, recent = self._values[layer], self._recent[layer]
+        self._recent[layer] = {}
+        for expert in recent:
             if expert in values:
                 self._set(layer, expert, self._plain(layer, expert))
-        self._recent[layer] = {}
         self._move(layer, -log(unit) - self._clock)
 
-    def _count(
-        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
-    ) -> None:
+    def _count(self, layer: int, experts: Sequence[int], weights: Sequence[float] | None) -> None:
         if weights is None:
             weights = (1.0,) * len(experts)
         unit = self._units[layer]
@@ -99,15 +81,6 @@ class Cadence(DecayedPolicy):
             counts[expert] = count = get(expert, 0.0) + base + slope * weight
             recent[expert] = log(count + recent_base + recent_slope * weight)
 
-    def _used(self, layer: int, expert: int) -> float:
+    def _value(self, layer: int, expert: int) -> float:
         value = self._recent[layer].get(expert)
-        if value is None:
-            # Its driver did not call `observe`: a layer other than the one before is a visit.
-            if layer != self._latest:
-                self._visit(layer)
-            self._count(layer, (expert,))
-            value = self._recent[layer][expert]
-        return value
-
-    def _unused(self, layer: int, expert: int) -> float:
-        return self._plain(layer, expert)
+        return self._plain(layer, expert) if value is None else value

@@ -16,7 +16,7 @@ from .blocks import BlockSource, BlockTable
 from .cache import Cache
 from .disk import DiskEngine, IoReport
 from .fetch import CurrentFetch, Fetch, ReadyCallback, closed_error
-from .policy import Key, Policy
+from .policy import Key, Policy, fuse_tokens
 from .policy_lru import LayerLru
 from .pool import Pool
 from .pool_plan import PoolPlan, SlotClass
@@ -70,7 +70,7 @@ class Store:
         self._engine = engine
         make = make_policy or (lambda slots: LayerLru(slots.plan.quotas))
         policies = [make(slots) for slots in plan.classes]
-        self._observers = [p.observe for p in policies if hasattr(p, "observe")]
+        self._policies = policies
         class_of = self._class_of if len(plan.classes) > 1 else _only_class
         sizes = [slots.plan.n_slots for slots in plan.classes]
         self._cache = Cache(
@@ -149,8 +149,9 @@ class Store:
 
         `experts` and `weights` (None: all alike) are `(n_tokens, top_k)`, best first.
         """
-        for observe in self._observers:
-            observe(layer, experts, weights)
+        chosen, totals = fuse_tokens(experts, weights)
+        for policy in self._policies:
+            policy.observe(layer, chosen, totals)
 
     def on_ready(self, callback: ReadyCallback | None) -> None:
         """Registers what `Fetch.run` calls with each block; None takes it back.
