@@ -15,7 +15,7 @@ ECHO: Final = 7.0
 APPROACH: Final = 0.8
 """Natural logarithm of what a block gains in value while its layer's next visit draws near."""
 
-_COUNT: Final = (0.3, 0.7)
+COUNT: Final = (0.3, 0.7)
 _RECENT: Final = (0.5, 0.7)
 
 
@@ -51,6 +51,7 @@ class Cadence(DecayedPolicy):
         self._approach = approach
         self._clock = 0.0
         self._seen: set[int] = set()
+        # What blocks count, and will not any more from the layer's next visit on.
         self._recent: list[dict[int, float]] = [{} for _ in range(n_layers)]
 
     def _visit(self, layer: int) -> None:
@@ -75,12 +76,12 @@ class Cadence(DecayedPolicy):
         get = counts.get
         total = sum(weights)
         scale = len(experts) / total * unit if total > 0.0 else 0.0
-        base, slope = _COUNT[0] * unit, _COUNT[1] * scale
+        base, slope = COUNT[0] * unit, COUNT[1] * scale
         recent_base, recent_slope = self._echo * _RECENT[0] * unit, self._echo * _RECENT[1] * scale
         for expert, weight in zip(experts, weights, strict=True):
             counts[expert] = count = get(expert, 0.0) + base + slope * weight
-            recent[expert] = log(count + recent_base + recent_slope * weight)
+            recent[expert] = count + recent_base + recent_slope * weight
 
     def _value(self, layer: int, expert: int) -> float:
-        value = self._recent[layer].get(expert)
-        return self._plain(layer, expert) if value is None else value
+        strength = self._recent[layer].get(expert)
+        return self._plain(layer, expert) if strength is None else log(strength)
