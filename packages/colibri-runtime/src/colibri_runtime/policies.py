@@ -12,9 +12,10 @@ from .policy_cadence import Cadence
 from .policy_hybrid import HOT_SHARE, LFU_WEIGHT, Hybrid
 from .policy_lfu import Lfu
 from .policy_lru import GlobalLru, LayerLru
+from .policy_recall import RecallPolicy
 
-POLICY_NAMES: Final = ("cadence", "hybrid", "lfu", "lru")
-DEFAULT_POLICY: Final = "cadence"
+POLICY_NAMES: Final = ("recall", "cadence", "hybrid", "lfu", "lru")
+DEFAULT_POLICY: Final = "recall"
 
 
 def make_policy(
@@ -75,8 +76,10 @@ def make_policy(
             lfu_weight=LFU_WEIGHT if lfu_weight is None else lfu_weight,
             n_hot=int(share * n_slots / max(n_layers, 1)),
         )
-    else:
+    elif name == "cadence":
         policy = Cadence(n_layers, quotas)
+    else:
+        policy = RecallPolicy(n_layers, quotas)
     if shares:
         policy.seed(shares)
     return policy

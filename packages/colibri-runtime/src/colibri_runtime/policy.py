@@ -7,7 +7,10 @@ the very same object. `policies.make_policy` makes them by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 Key = tuple[int, int]
 """`(layer, expert)`: the address of a block."""
@@ -21,9 +24,9 @@ class Policy(Protocol):
 
     One layer of one token, or of one batch, is an *event*. Its driver calls, in this order:
     `observe` once with every expert of the event; `pin` for each that is resident; `victim` for
-    each that is not and lacks a free slot; `release` for each as it has been used. Only `observe`
-    may be left out, and then decayed frequencies know fewer visits than there were. Costs do not
-    grow with the number of blocks, or with its logarithm at most.
+    each that is not and lacks a free slot; `release` for each as it has been used. A driver that
+    never calls `observe` is taken to begin an event with the first release of another layer, and
+    to know no weights. Costs grow with the logarithm of the number of blocks at most.
     """
 
     def observe(
@@ -44,7 +47,7 @@ class Policy(Protocol):
         """`key` was read ahead and waits to be asked for."""
 
     def touch(self, key: Key) -> None:
-        """`key`, not in use, is expected to be asked for soon."""
+        """`key`, not in use, is expected to be asked for by its layer's next event."""
 
     def expire(self, key: Key) -> None:
         """`key`, read ahead, was not asked for when its layer was."""
@@ -60,5 +63,20 @@ class Policy(Protocol):
 
         A demand is given None only while each block it knows is protected by a layer's quota;
         a policy without quotas protects none, and gives a demand None only while every block is
-        in use. A prefetch is given nothing that was read ahead and still waits.
+        in use. A prefetch is given nothing that was read ahead or touched and not asked for since.
         """
+
+
+def fuse_tokens(
+    experts: NDArray[np.integer[Any]], weights: NDArray[np.floating[Any]] | None
+) -> tuple[list[int], list[float] | None]:
+    """What a policy observes of a batch: each expert once, with the sum of its weights.
+
+    `experts` and `weights` (None: equal) are `(n_tokens, top_k)`.
+    """
+    if len(experts) == 1:
+        return experts[0].tolist(), None if weights is None else weights[0].tolist()
+    flat = np.ones(experts.size) if weights is None else weights.ravel()
+    totals = np.bincount(experts.ravel(), flat)
+    chosen = np.unique(experts)
+    return chosen.tolist(), totals[chosen].tolist()

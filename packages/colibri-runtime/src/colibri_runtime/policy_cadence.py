@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import log
 from typing import Final
 
-from .policy import Key
 from .policy_decayed import DecayedPolicy
 
 HALF_LIFE: Final = 20.0
@@ -16,7 +15,7 @@ ECHO: Final = 7.0
 APPROACH: Final = 0.8
 """Natural logarithm of what a block gains in value while its layer's next visit draws near."""
 
-_COUNT: Final = (0.3, 0.7)
+COUNT: Final = (0.3, 0.7)
 _RECENT: Final = (0.5, 0.7)
 
 
@@ -52,40 +51,24 @@ class Cadence(DecayedPolicy):
         self._approach = approach
         self._clock = 0.0
         self._seen: set[int] = set()
+        # What blocks count, and will not any more from the layer's next visit on.
         self._recent: list[dict[int, float]] = [{} for _ in range(n_layers)]
 
-    def observe(
-        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
-    ) -> None:
-        self._visit(layer)
-        self._count(layer, experts, weights)
-
-    def touch(self, key: Key) -> None:
-        layer, expert = key
-        if expert in self._values[layer]:
-            unit = self._units[layer]
-            count = self._counts[layer].get(expert, 0.0)
-            value = log(count + self._echo * (_RECENT[0] + _RECENT[1]) * unit)
-            self._recent[layer][expert] = value
-            self._set(layer, expert, value)
-
     def _visit(self, layer: int) -> None:
-        """Another visit of the layer begins: what the one before chose is no longer recent."""
+        # What the visit before chose is no longer recent.
         unit = self._begin(layer)
         seen = self._seen
         if layer not in seen:
             seen.add(layer)
         self._clock += self._approach / len(seen)
-        values = self._values[layer]
-        for expert in self._recent[layer]:
+        values, recent = self._values[layer], self._recent[layer]
+        self._recent[layer] = {}
+        for expert in recent:
             if expert in values:
                 self._set(layer, expert, self._plain(layer, expert))
-        self._recent[layer] = {}
         self._move(layer, -log(unit) - self._clock)
 
-    def _count(
-        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
-    ) -> None:
+    def _count(self, layer: int, experts: Sequence[int], weights: Sequence[float] | None) -> None:
         if weights is None:
             weights = (1.0,) * len(experts)
         unit = self._units[layer]
@@ -93,21 +76,12 @@ class Cadence(DecayedPolicy):
         get = counts.get
         total = sum(weights)
         scale = len(experts) / total * unit if total > 0.0 else 0.0
-        base, slope = _COUNT[0] * unit, _COUNT[1] * scale
+        base, slope = COUNT[0] * unit, COUNT[1] * scale
         recent_base, recent_slope = self._echo * _RECENT[0] * unit, self._echo * _RECENT[1] * scale
         for expert, weight in zip(experts, weights, strict=True):
             counts[expert] = count = get(expert, 0.0) + base + slope * weight
-            recent[expert] = log(count + recent_base + recent_slope * weight)
+            recent[expert] = count + recent_base + recent_slope * weight
 
-    def _used(self, layer: int, expert: int) -> float:
-        value = self._recent[layer].get(expert)
-        if value is None:
-            # Its driver did not call `observe`: a layer other than the one before is a visit.
-            if layer != self._latest:
-                self._visit(layer)
-            self._count(layer, (expert,))
-            value = self._recent[layer][expert]
-        return value
-
-    def _unused(self, layer: int, expert: int) -> float:
-        return self._plain(layer, expert)
+    def _value(self, layer: int, expert: int) -> float:
+        strength = self._recent[layer].get(expert)
+        return self._plain(layer, expert) if strength is None else log(strength)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import heapify
 from math import log
 from typing import Final
 
@@ -30,7 +31,6 @@ class DecayedPolicy(RankedPolicy):
         self._growth = growth
         self._counts: list[dict[int, float]] = [{} for _ in range(n_layers)]
         self._units = [1.0] * n_layers
-        self._latest = -1
 
     def seed(self, shares: Mapping[Key, float]) -> None:
         # What a count comes to when its block is asked for at every visit for ever.
@@ -46,7 +46,6 @@ class DecayedPolicy(RankedPolicy):
         if unit > _LARGEST_UNIT:
             unit = self._shrink(layer, unit)
         self._units[layer] = unit
-        self._latest = layer
         return unit
 
     def _plain(self, layer: int, expert: int) -> float:
@@ -61,6 +60,8 @@ class DecayedPolicy(RankedPolicy):
         shift = log(unit)
         for expert in values:
             values[expert] -= shift
-        self._rebuild(layer, [(value, expert) for expert, value in values.items()])
+        heap = self._heaps[layer]
+        heap[:] = [(value, expert) for expert, value in values.items()]
+        heapify(heap)
         self._move(layer, self._offsets[layer] + shift)
         return 1.0

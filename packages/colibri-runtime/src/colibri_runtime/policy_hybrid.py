@@ -57,20 +57,12 @@ class Hybrid(DecayedPolicy):
         self._hot: list[frozenset[int]] = [frozenset()] * n_layers
         self._n_visits = [0] * n_layers
 
-    def observe(
-        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
-    ) -> None:
-        self._visit(layer)
-
     def seed(self, shares: Mapping[Key, float]) -> None:
         super().seed(shares)
         for (layer, expert), share in shares.items():
             self._uses[layer][expert] = share * _SEED_EVENTS
         for layer in range(len(self._hot)):
             self._choose_hot(layer)
-
-    def touch(self, key: Key) -> None:
-        """Nothing: an expected use is none yet."""
 
     def _visit(self, layer: int) -> None:
         unit = self._begin(layer)
@@ -91,14 +83,11 @@ class Hybrid(DecayedPolicy):
             if expert in values:
                 self._set(layer, expert, values[expert] + (_HOT if expert in hot else -_HOT))
 
-    def _used(self, layer: int, expert: int) -> float:
-        if layer != self._latest:
-            # Its driver did not call `observe`: a layer other than the one before is a visit.
-            self._visit(layer)
-        counts, uses = self._counts[layer], self._uses[layer]
-        counts[expert] = counts.get(expert, 0.0) + self._units[layer]
-        uses[expert] = uses.get(expert, 0.0) + 1.0
-        return self._unused(layer, expert)
+    def _count(self, layer: int, experts: Sequence[int], weights: Sequence[float] | None) -> None:
+        counts, uses, unit = self._counts[layer], self._uses[layer], self._units[layer]
+        for expert in experts:
+            counts[expert] = counts.get(expert, 0.0) + unit
+            uses[expert] = uses.get(expert, 0.0) + 1.0
 
-    def _unused(self, layer: int, expert: int) -> float:
+    def _value(self, layer: int, expert: int) -> float:
         return self._plain(layer, expert) + (_HOT if expert in self._hot[layer] else 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import floor
 from typing import Final
 
 from .policy import Key
@@ -11,7 +12,7 @@ from .policy_ranked import RankedPolicy
 _SEED_EVENTS: Final = 32
 """Events of this run that what was learned before weighs as much as."""
 _STEP: Final = 2.0**-40
-"""What one use later adds to a count, so that of equals the one used last stays longest."""
+"""What one event later adds to a count, so that of equals the one used last stays longest."""
 
 
 class Lfu(RankedPolicy):
@@ -20,26 +21,22 @@ class Lfu(RankedPolicy):
     def __init__(self, n_layers: int, quotas: Sequence[int] | None = None) -> None:
         super().__init__(n_layers, quotas)
         self._counts: list[dict[int, float]] = [{} for _ in range(n_layers)]
-        self._n_uses = 0
-
-    def observe(
-        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
-    ) -> None:
-        """Nothing: uses are counted when they end."""
+        self._n_events = 0
 
     def seed(self, shares: Mapping[Key, float]) -> None:
         for (layer, expert), share in shares.items():
-            self._counts[layer][expert] = share * _SEED_EVENTS
+            self._counts[layer][expert] = float(round(share * _SEED_EVENTS))
 
-    def touch(self, key: Key) -> None:
-        """Nothing: an expected use is none yet."""
+    def _visit(self, layer: int) -> None:
+        pass
 
-    def _used(self, layer: int, expert: int) -> float:
+    def _count(self, layer: int, experts: Sequence[int], weights: Sequence[float] | None) -> None:
         counts = self._counts[layer]
-        count = counts.get(expert, 0.0) + 1.0
-        counts[expert] = count
-        self._n_uses += 1
-        return count + self._n_uses * _STEP
+        self._n_events += 1
+        step = self._n_events * _STEP
+        for expert in experts:
+            # Whole uses, and when the last one was.
+            counts[expert] = floor(counts.get(expert, 0.0)) + 1.0 + step
 
-    def _unused(self, layer: int, expert: int) -> float:
+    def _value(self, layer: int, expert: int) -> float:
         return self._counts[layer].get(expert, 0.0)

@@ -22,11 +22,13 @@ class LayerLru:
         self._protected: tuple[OrderedDict[int, None], ...] = tuple(OrderedDict() for _ in quotas)
         self._surplus: OrderedDict[Key, None] = OrderedDict()
         self._ahead: OrderedDict[Key, None] = OrderedDict()
+        self._touched: dict[int, list[int]] = {}
 
     def observe(
         self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
     ) -> None:
-        """Nothing: use alone counts."""
+        if layer in self._touched:
+            self._settle(layer, experts)
 
     def seed(self, shares: Mapping[Key, float]) -> None:
         """Nothing: what was used in another run is not recent."""
@@ -43,6 +45,8 @@ class LayerLru:
 
     def release(self, key: Key) -> None:
         layer, expert = key
+        if layer in self._touched:
+            self._settle(layer, ())
         protected = self._protected[layer]
         protected[expert] = None
         if len(protected) > self._quotas[layer]:
@@ -53,8 +57,11 @@ class LayerLru:
         self._ahead[key] = None
 
     def touch(self, key: Key) -> None:
+        # What is protected stays, and what waits does already.
         if key in self._surplus:
-            self._surplus.move_to_end(key)
+            del self._surplus[key]
+            self._ahead[key] = None
+            self._touched.setdefault(key[0], []).append(key[1])
 
     def expire(self, key: Key) -> None:
         if key in self._ahead:
@@ -71,6 +78,14 @@ class LayerLru:
             return self._ahead.popitem()[0]
         return None
 
+    def _settle(self, layer: int, experts: Sequence[int]) -> None:
+        """Those that were touched and are not among `experts` are surplus again, used last."""
+        for expert in self._touched.pop(layer):
+            key = (layer, expert)
+            if expert not in experts and key in self._ahead:
+                del self._ahead[key]
+                self._surplus[key] = None
+
 
 class GlobalLru(LayerLru):
     """Least recently used first, whatever its layer: `LayerLru` that protects nothing."""
@@ -85,4 +100,6 @@ class GlobalLru(LayerLru):
             del self._ahead[key]
 
     def release(self, key: Key) -> None:
+        if key[0] in self._touched:
+            self._settle(key[0], ())
         self._surplus[key] = None

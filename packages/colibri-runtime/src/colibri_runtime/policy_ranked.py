@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Final
@@ -28,6 +28,9 @@ class RankedPolicy(ABC):
 
     With `quotas`, the `quotas[layer]` blocks of highest value are protected in each layer, and the
     layer that went beyond its quota first gives first. Without, nothing is protected.
+
+    A block that is touched is kept as one that was read ahead: until its layer's next event, when
+    it gets back its place if it was not asked for.
     """
 
     def __init__(self, n_layers: int, quotas: Sequence[int] | None = None) -> None:
@@ -39,25 +42,34 @@ class RankedPolicy(ABC):
         self._quotas = None if quotas is None else tuple(quotas)
         self._surplus: OrderedDict[int, None] = OrderedDict()
         self._ahead: OrderedDict[Key, None] = OrderedDict()
-
-    @abstractmethod
-    def observe(
-        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
-    ) -> None: ...
+        self._touched: dict[int, list[int]] = {}
+        self._latest = -1
+        self._is_observed = False
 
     @abstractmethod
     def seed(self, shares: Mapping[Key, float]) -> None: ...
 
     @abstractmethod
-    def touch(self, key: Key) -> None: ...
+    def _visit(self, layer: int) -> None:
+        """A new event of the layer begins."""
 
     @abstractmethod
-    def _used(self, layer: int, expert: int) -> float:
-        """The value of a block that has just been used."""
+    def _count(self, layer: int, experts: Sequence[int], weights: Sequence[float] | None) -> None:
+        """The event asks for `experts`."""
 
     @abstractmethod
-    def _unused(self, layer: int, expert: int) -> float:
-        """The value of a block that was read in vain."""
+    def _value(self, layer: int, expert: int) -> float:
+        """The value of a block, in or out of the policy."""
+
+    def observe(
+        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
+    ) -> None:
+        self._is_observed = True
+        if layer in self._touched:
+            self._settle(layer, experts)
+        self._latest = layer
+        self._visit(layer)
+        self._count(layer, experts, weights)
 
     def pin(self, key: Key) -> None:
         layer, expert = key
@@ -71,7 +83,15 @@ class RankedPolicy(ABC):
 
     def release(self, key: Key) -> None:
         layer, expert = key
-        self._set(layer, expert, self._used(layer, expert))
+        if not self._is_observed:
+            # Its driver does not tell of events: a layer other than the one before begins one.
+            if layer in self._touched:
+                self._settle(layer, ())
+            if layer != self._latest:
+                self._latest = layer
+                self._visit(layer)
+            self._count(layer, (expert,), None)
+        self._set(layer, expert, self._value(layer, expert))
 
     def admit(self, key: Key) -> None:
         self._ahead[key] = None
@@ -80,7 +100,24 @@ class RankedPolicy(ABC):
         if key in self._ahead:
             del self._ahead[key]
             layer, expert = key
-            self._set(layer, expert, self._unused(layer, expert))
+            self._set(layer, expert, self._value(layer, expert))
+
+    def touch(self, key: Key) -> None:
+        layer, expert = key
+        values = self._values[layer]
+        if expert in values:
+            del values[expert]
+            self._ahead[key] = None
+            self._touched.setdefault(layer, []).append(expert)
+            if self._quotas is not None:
+                self._shrunk(layer)
+
+    def _settle(self, layer: int, experts: Sequence[int]) -> None:
+        """Gives those that were touched and are not among `experts` their places back."""
+        for expert in self._touched.pop(layer):
+            if expert not in experts and (layer, expert) in self._ahead:
+                del self._ahead[layer, expert]
+                self._set(layer, expert, self._value(layer, expert))
 
     def victim(self, *, is_prefetch: bool) -> Key | None:
         key = self._lowest() if self._quotas is None else self._lowest_surplus()
@@ -100,7 +137,8 @@ class RankedPolicy(ABC):
             self._bounds[layer] = bound
             heappush(self._queue, (bound, layer))
         if len(heap) > 2 * len(values) + _SLACK:
-            self._rebuild(layer, ((v, e) for e, v in values.items()))
+            heap[:] = [(v, e) for e, v in values.items()]
+            heapify(heap)
         if self._quotas is not None and len(values) > self._quotas[layer]:
             self._surplus[layer] = None
 
@@ -118,11 +156,6 @@ class RankedPolicy(ABC):
                 queue[:] = [(b, i) for i, b in enumerate(self._bounds) if b < inf]
                 heapify(queue)
         self._offsets[layer] = offset
-
-    def _rebuild(self, layer: int, entries: Iterable[tuple[float, int]]) -> None:
-        heap = self._heaps[layer]
-        heap[:] = entries
-        heapify(heap)
 
     def _lowest(self) -> Key | None:
         queue, bounds = self._queue, self._bounds

@@ -16,23 +16,12 @@ from .blocks import BlockSource, BlockTable
 from .cache import Cache
 from .disk import DiskEngine, IoReport
 from .fetch import CurrentFetch, Fetch, ReadyCallback, closed_error
-from .policy import Key, Policy
+from .policy import Key, Policy, fuse_tokens
 from .policy_lru import LayerLru
 from .pool import Pool
 from .pool_plan import PoolPlan, SlotClass
 from .stats import Stats
 from .traffic import Traffic
-
-
-def _picks(
-    experts: NDArray[np.integer], weights: NDArray[np.float32] | None
-) -> tuple[list[int], list[float] | None]:
-    """Each expert of a batch's routing once, and the sum of its weights over the tokens."""
-    if len(experts) == 1:
-        return experts[0].tolist(), None if weights is None else weights[0].tolist()
-    unique, places = np.unique(experts, return_inverse=True)
-    totals = np.bincount(places.ravel(), None if weights is None else weights.ravel())
-    return unique.tolist(), totals.tolist()
 
 
 class Store:
@@ -81,7 +70,7 @@ class Store:
         self._engine = engine
         make = make_policy or (lambda slots: LayerLru(slots.plan.quotas))
         policies = [make(slots) for slots in plan.classes]
-        self._observers = [p.observe for p in policies if hasattr(p, "observe")]
+        self._policies = policies
         class_of = self._class_of if len(plan.classes) > 1 else _only_class
         sizes = [slots.plan.n_slots for slots in plan.classes]
         self._cache = Cache(
@@ -160,11 +149,9 @@ class Store:
 
         `experts` and `weights` (None: all alike) are `(n_tokens, top_k)`, best first.
         """
-        if not self._observers:
-            return
-        picked, shares = _picks(experts, weights)
-        for observe in self._observers:
-            observe(layer, picked, shares)
+        chosen, totals = fuse_tokens(experts, weights)
+        for policy in self._policies:
+            policy.observe(layer, chosen, totals)
 
     def on_ready(self, callback: ReadyCallback | None) -> None:
         """Registers what `Fetch.run` calls with each block; None takes it back.
