@@ -4,6 +4,7 @@ import gc
 import os
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -35,7 +36,9 @@ def step_store(n_slots, *, n_experts=4, layouts=LAYOUTS, plan=None, absent=(), *
     if plan is None:
         plan = make_plan(source, n_slots, **options)
     elif isinstance(plan, SlotPlan):
-        plan = PoolPlan((SlotClass(block_slot_bytes(source), 0, plan),), 2, 1)
+        plan = PoolPlan(
+            (SlotClass(block_slot_bytes(source), (n_experts,) * len(layouts), plan),), 2, 1
+        )
     store = Store(source, Pool(plan.n_slots, block_slot_bytes(source)), engine, plan)
     return source, engine, store
 
@@ -365,23 +368,39 @@ def test_a_pool_smaller_than_its_plan_is_refused():
         assert caught.value.code == "bad-slots"
 
 
-def test_policies_are_told_how_tokens_were_routed():
-    told = []
-
+def observed_store(told):
     class Curious(LayerLru):
-        def observe(self, layer, experts, weights):
+        def observe(self, layer, experts, weights=None):
             told.append((layer, experts, weights))
 
     source = make_source(layouts=LAYOUTS, n_experts=4)
     plan = make_plan(source, 4)
     pool = Pool(4, block_slot_bytes(source))
-    store = Store(
+    return Store(
         source, pool, StepEngine(source), plan, make_policy=lambda c: Curious(c.plan.quotas)
     )
 
-    store.observe(1, [[2, 0]], [[0.75, 0.25]])
 
-    assert told == [(1, [[2, 0]], [[0.75, 0.25]])]
+def test_policies_are_told_how_tokens_were_routed():
+    told = []
+    store = observed_store(told)
+
+    store.observe(1, np.array([[2, 0]]), np.array([[0.75, 0.25]]))
+    store.fetch(1, [0, 2]).close()
+    store.observe(2, np.array([[3, 1], [1, 0]]), np.array([[0.5, 0.25], [0.75, 0.25]]))
+    store.fetch(2, [0, 1, 3]).close()
+
+    assert told == [(1, [2, 0], [0.75, 0.25]), (2, [0, 1, 3], [0.25, 1.0, 0.5])]
+
+
+def test_policies_are_told_of_each_fetch_without_routing_too():
+    told = []
+    store = observed_store(told)
+
+    for _ in range(2):
+        store.fetch(1, [3, 1, 3]).close()
+
+    assert told == [(1, [3, 1], None)] * 2
 
 
 def test_a_policy_that_gives_nothing_up_is_an_error_and_no_hang():
