@@ -206,7 +206,8 @@ class Store:
             self._predictor.observe(layer, asked)
             if self._is_ahead_on:
                 for target in self._targets[layer]:
-                    self._read_ahead(target, self._predictor.predict(target))
+                    if predicted := self._predictor.predict(target):
+                        self._read_ahead(target, predicted)
         return fetch
 
     def observe(
@@ -316,7 +317,10 @@ class Store:
         wanted = frozenset(experts)
         for expert in traffic.predicted.get(layer, wanted) - wanted:
             traffic.cancel_ahead((layer, expert))
-        traffic.predicted[layer] = wanted
+        if wanted:
+            traffic.predicted[layer] = wanted
+        else:
+            traffic.predicted.pop(layer, None)
         n_submitted = 0
         for expert in experts:
             key = (layer, expert)
