@@ -18,7 +18,6 @@ from colibri_format import (
     FormatError,
     ModelSpec,
     Reader,
-    UsageError,
     format_size,
     parse_model,
 )
