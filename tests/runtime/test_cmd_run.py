@@ -88,7 +88,9 @@ def test_the_record_has_every_figure(capsys, model_file):
     assert 0 <= record["hit_rate"] <= 1
     assert 0 <= record["stall_share"] <= 1
     assert record["bytes_per_token"] >= 0
-    assert record["prefetch"]["depth"] == 1
+    assert record["prefetch"]["depth"] == "auto"
+    assert record["prefetch"]["from"] == "router"
+    assert record["prefetch"]["auto"]["verdict"].startswith("not tried yet")
     assert record["budget_bytes"] == 64 * MIB
     assert record["peak_memory"]["counted_bytes"] == record["plan"]["total_bytes"] <= 64 * MIB
     assert record["io_report"]["mode"] in ("direct", "buffered")

@@ -95,7 +95,7 @@ def test_reading_ahead_is_suggested_where_it_is_off():
 def test_reading_ahead_in_vain_is_advised_against():
     stats = replace(STATS, n_prefetched=10, n_prefetch_used=3)
 
-    assert "--prefetch-depth 0" in advice(stats)
+    assert "--prefetch-depth 0" in advice(stats, config=RunConfig(prefetch_depth=1))
     assert "--prefetch-depth" not in advice(replace(stats, n_prefetch_used=8))
 
 

@@ -4,10 +4,8 @@ import gc
 import os
 import threading
 
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from colibri_format import FormatError, StorageError, UsageError
 from colibri_runtime.blocks import block_slot_bytes
@@ -35,7 +33,9 @@ def step_store(n_slots, *, n_experts=4, layouts=LAYOUTS, plan=None, absent=(), *
     if plan is None:
         plan = make_plan(source, n_slots, **options)
     elif isinstance(plan, SlotPlan):
-        plan = PoolPlan((SlotClass(block_slot_bytes(source), 0, plan),), 2, 1)
+        plan = PoolPlan(
+            (SlotClass(block_slot_bytes(source), (n_experts,) * len(layouts), plan),), 2, 1
+        )
     store = Store(source, Pool(plan.n_slots, block_slot_bytes(source)), engine, plan)
     return source, engine, store
 
@@ -365,23 +365,39 @@ def test_a_pool_smaller_than_its_plan_is_refused():
         assert caught.value.code == "bad-slots"
 
 
-def test_policies_are_told_how_tokens_were_routed():
-    told = []
-
+def observed_store(told):
     class Curious(LayerLru):
-        def observe(self, layer, experts, weights):
+        def observe(self, layer, experts, weights=None):
             told.append((layer, experts, weights))
 
     source = make_source(layouts=LAYOUTS, n_experts=4)
     plan = make_plan(source, 4)
     pool = Pool(4, block_slot_bytes(source))
-    store = Store(
+    return Store(
         source, pool, StepEngine(source), plan, make_policy=lambda c: Curious(c.plan.quotas)
     )
 
-    store.observe(1, [[2, 0]], [[0.75, 0.25]])
 
-    assert told == [(1, [[2, 0]], [[0.75, 0.25]])]
+def test_policies_are_told_how_tokens_were_routed():
+    told = []
+    store = observed_store(told)
+
+    store.observe(1, np.array([[2, 0]]), np.array([[0.75, 0.25]]))
+    store.fetch(1, [0, 2]).close()
+    store.observe(2, np.array([[3, 1], [1, 0]]), np.array([[0.5, 0.25], [0.75, 0.25]]))
+    store.fetch(2, [0, 1, 3]).close()
+
+    assert told == [(1, [2, 0], [0.75, 0.25]), (2, [0, 1, 3], [0.25, 1.0, 0.5])]
+
+
+def test_policies_are_told_of_each_fetch_without_routing_too():
+    told = []
+    store = observed_store(told)
+
+    for _ in range(2):
+        store.fetch(1, [3, 1, 3]).close()
+
+    assert told == [(1, [3, 1], None)] * 2
 
 
 def test_a_policy_that_gives_nothing_up_is_an_error_and_no_hang():
@@ -698,95 +714,3 @@ def test_stall_and_compute_are_timed_apart():
 
     stats = store.stats.layers[0]
     assert (stats.stall_ns, stats.compute_ns) == (2000, 14)
-
-
-class StoreMachine(RuleBasedStateMachine):
-    """Any order of calls over real threads and failing reads: right bytes, no slot lost."""
-
-    def __init__(self):
-        super().__init__()
-        self.leases = None
-        self.wanted = set()
-        self.lease = None
-        self.n_reads = 0
-        self.lock = threading.Lock()
-        self.fail_every = 0
-
-    def read(self, fd, buffers, offset):
-        with self.lock:
-            self.n_reads += 1
-            fails = self.fail_every and self.n_reads % self.fail_every == 0
-        if fails:
-            raise OSError(5, "Input/output error")
-        return os.preadv(fd, buffers, offset)
-
-    @initialize(n_slots=st.integers(1, 9), fail_every=st.sampled_from([0, 0, 3, 7]))
-    def open(self, n_slots, fail_every):
-        self.fail_every = fail_every
-        plan = make_plan(SOURCE, n_slots)
-        file = open_blocks(SOURCE.path, probe=None, direct=False)
-        engine = ThreadsEngine([file], read=self.read)
-        pool = Pool(n_slots, block_slot_bytes(SOURCE))
-        self.budget = pool.mapped_bytes
-        self.store = Store(SOURCE, pool, engine, plan)
-
-    @rule(layer=st.integers(0, 3), experts=st.lists(st.integers(0, 3), max_size=4))
-    def fetch(self, layer, experts):
-        if self.leases is None:
-            self.leases = self.store.fetch(layer, experts)
-            self.wanted = set(experts)
-
-    @rule(layer=st.integers(0, 3), experts=st.lists(st.integers(0, 3), max_size=4))
-    def prefetch(self, layer, experts):
-        self.store.prefetch(layer, experts)
-
-    @rule()
-    def advance(self):
-        if self.leases is None:
-            return
-        try:
-            self.lease = next(self.leases)
-        except StopIteration:
-            assert not self.wanted
-            self.leases = self.lease = None
-        except StorageError:
-            assert self.fail_every
-            self.leases = self.lease = None
-        else:
-            self.wanted.remove(self.lease.expert)
-
-    @rule()
-    def leave(self):
-        if self.leases is not None:
-            self.leases.close()
-            self.leases = self.lease = None
-
-    @invariant()
-    def the_lease_is_right_and_slots_are_accounted_for(self):
-        if self.lease is not None:
-            assert_lease_is_right(SOURCE, self.lease)
-        cache = self.store.cache
-        assert cache.n_free + cache.n_resident + cache.n_loading == cache.n_slots
-        assert cache.n_resident * block_slot_bytes(SOURCE) <= self.budget
-        if self.leases is None:
-            assert cache.n_pinned == 0
-
-    def teardown(self):
-        if hasattr(self, "store"):
-            self.store.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def source_on_disk(tmp_path_factory):
-    global SOURCE  # noqa: PLW0603 - a state machine takes no fixtures
-    path = tmp_path_factory.mktemp("store") / "machine.colibri"
-    SOURCE = make_source(path, layouts=LAYOUTS, n_experts=4)
-
-
-StoreMachine.TestCase.settings = settings(
-    max_examples=60,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-TestStoreMachine = StoreMachine.TestCase

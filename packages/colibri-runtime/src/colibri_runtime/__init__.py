@@ -26,7 +26,8 @@ from .runtime import Runtime, describe_needs, open_store, plan_run, read_model
 from .sampler import Sampler, SamplingSpec
 from .slots import SlotPlan, plan_slots
 from .stats import LayerStats, Stats
-from .store import Store, StorePart
+from .store import Store
+from .store_part import StorePart
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import Weights, load_weights
 

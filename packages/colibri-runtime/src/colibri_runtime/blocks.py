@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,11 @@ class BlockTable:
         """The number of source `number`'s first layer, and how many it has."""
         return self.first_layers[number], self._parts[number].n_layers
 
+    @property
+    def most_experts(self) -> int:
+        """Experts of the widest source's layers."""
+        return max(part.n_experts for part in self._parts)
+
     def has(self, layer: int, expert: int) -> bool:
         """Whether there is such a block; any numbers may be asked for."""
         if not 0 <= layer < self.n_layers:
@@ -142,6 +148,19 @@ class BlockTable:
                 found.append(None if place is None else (part.first_layer + place[0], place[1]))
         return found
 
+    def following(self, n_layers: int) -> tuple[tuple[int, ...], ...]:
+        """For each layer, the next `n_layers` of its source that have blocks, the first after the
+        last: a model asks for its first layer again at the next token."""
+        found: list[tuple[int, ...]] = []
+        for part in self._parts:
+            has_blocks = (part.sizes > 0).any(axis=1)
+            layers = [part.first_layer + int(i) for i in np.flatnonzero(has_blocks)]
+            for layer in range(part.first_layer, part.first_layer + part.n_layers):
+                place = bisect_right(layers, layer)
+                later = [*layers[place:], *layers[:place]]
+                found.append(tuple(other for other in later[:n_layers] if other != layer))
+        return tuple(found)
+
     def plan_read(
         self, layer: int, expert: int, *, slot: int, buffer: NDArray[np.uint8]
     ) -> BlockRead:
@@ -155,7 +174,8 @@ class _Part:
 
     def __init__(self, source: BlockSource, first_layer: int, first_file: int) -> None:
         index = source.block_index
-        self.n_layers, self.n_experts = index.entries.shape
+        self.n_layers: int = index.entries.shape[0]
+        self.n_experts: int = index.entries.shape[1]
         self.n_files = 1 + len(source.volumes)
         self.alignment = source.geometry.alignment
         self.first_layer = first_layer

@@ -14,8 +14,14 @@ from colibri_format import ColibriError, ModelSpec, UsageError, parse_size
 from colibri_format.command import EXIT_INTERRUPTED, EXIT_OK, run_command
 
 from .config import KV_DTYPE_NAMES, RunConfig
+from .disk import EngineName
+from .disk_mmap import DEFAULT_MMAP_THREADS
+from .disk_queue import DEFAULT_DEPTH
+from .disk_threads import DEFAULT_IO_THREADS
 from .errors import BudgetError
 from .figures import Phase, profile_rows
+from .live import LiveLines
+from .prefetch import MAX_LOOK_AHEAD, PrefetchSource
 from .run_report import RunReport, plan_rows
 from .stats import LayerStats
 
@@ -47,9 +53,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
     config = RunConfig(
         memory_bytes=arguments.memory,
+        cache_bytes=arguments.cache_size,
         context=arguments.context,
         prefetch_depth=arguments.prefetch_depth,
+        prefetch_from=arguments.prefetch_from,
+        io=arguments.io,
         io_threads=arguments.io_threads,
+        io_depth=arguments.io_depth,
         batch_size=arguments.batch_size,
         is_verified=not arguments.no_verify,
         backend=arguments.backend,
@@ -72,7 +82,9 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     if arguments.max_tokens < 1:
         raise UsageError("bad-option", "--max-tokens", f"is {arguments.max_tokens}", "at least 1")
-    with colibri_format.open(arguments.file, verify=config.is_verified) as reader:
+    with colibri_format.open(
+        arguments.file, verify=config.is_verified, volumes=arguments.volume
+    ) as reader:
         model = read_model(reader)
         prompt: list[int] = []
         tokenizer = None
@@ -223,6 +235,7 @@ def _stream(job: _Job, runtime: Runtime) -> None:
         eos_tokens=job.model.eos_tokens,
     )
     out = _writer(is_quiet=job.arguments.json)
+    live = LiveLines(store.stats.total) if job.arguments.live else None
     try:
         for piece in pieces:
             job.ended = time.perf_counter()
@@ -232,6 +245,8 @@ def _stream(job: _Job, runtime: Runtime) -> None:
             job.tokens.append(piece.token)
             job.text.append(piece.text)
             out(piece.text)
+            for line in live.token() if live is not None else ():
+                print(line, file=sys.stderr)
             if piece.stop is not None:
                 job.stop = piece.stop.value
     finally:
@@ -270,6 +285,7 @@ def _report(
         plan=runtime.plan,
         config=runtime.config,
         io=store.io_report,
+        gate=store.passes.gate,
         pool=store.pool.report(),
         backend=runtime.backend.name,
         backend_summary=getattr(runtime.backend, "summary", runtime.backend.name),
@@ -332,6 +348,10 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _depth(text: str) -> int | None:
+    return None if text == "auto" else int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     defaults = RunConfig()
     parser = argparse.ArgumentParser(
@@ -379,19 +399,53 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
     parser.add_argument(
+        "--cache-size",
+        type=_size,
+        metavar="SIZE",
+        help="the most of --memory that cached experts take; default: all that is left of it",
+    )
+    parser.add_argument(
         "--prefetch-depth",
-        type=int,
-        choices=(0, 1, 2),
+        type=_depth,
         default=defaults.prefetch_depth,
-        help="layers ahead whose experts are read before they are asked for; "
-        f"default: {defaults.prefetch_depth}",
+        metavar="N",
+        help=f"layers ahead whose experts are read before they are asked for, 0 to "
+        f"{MAX_LOOK_AHEAD}, or auto (default): tokens with and without take turns now and then, "
+        "and what was faster is kept",
+    )
+    parser.add_argument(
+        "--prefetch-from",
+        choices=list(PrefetchSource),
+        default=defaults.prefetch_from,
+        help="what foresees them: the next layer's router (default), what the layer asked for "
+        "last, or what it asked for most",
+    )
+    parser.add_argument(
+        "--io",
+        choices=list(EngineName),
+        default=defaults.io,
+        help="how the disk is read; auto (default) takes the first of uring, aio and threads that "
+        "is shown to read past the page cache",
     )
     parser.add_argument(
         "--io-threads",
         type=int,
-        default=defaults.io_threads,
         metavar="N",
-        help=f"threads that read; default: {defaults.io_threads}",
+        help=f"threads that read, of threads (default: {DEFAULT_IO_THREADS}) and mmap (default: "
+        f"{DEFAULT_MMAP_THREADS})",
+    )
+    parser.add_argument(
+        "--io-depth",
+        type=int,
+        metavar="N",
+        help=f"reads in flight, of uring and aio; default: {DEFAULT_DEPTH}",
+    )
+    parser.add_argument(
+        "--volume",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="where else to look for the volumes of a striped file; may be given several times",
     )
     parser.add_argument(
         "--batch-size",
@@ -419,5 +473,8 @@ def _parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="print the memory plan and do not run"
     )
     parser.add_argument("--profile", action="store_true", help="what each layer did")
+    parser.add_argument(
+        "--live", action="store_true", help="a line of figures on stderr every second"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser

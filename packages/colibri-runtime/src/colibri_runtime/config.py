@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from colibri_format import UsageError
 
 from .backend import AUTO
-from .decoder import DEFAULT_PREFETCH_DEPTH, MAX_PREFETCH_DEPTH
+from .disk import EngineName
+from .disk_choice import MAX_IO_THREADS
+from .disk_ring import MAX_DEPTH
 from .disk_threads import DEFAULT_IO_THREADS
+from .prefetch import AUTO_LOOK_AHEAD, MAX_LOOK_AHEAD, PrefetchSource
 
 KV_DTYPE_NAMES: Final = {"f16": "float16", "f32": "float32"}
 """What `--kv-dtype` takes, and what NumPy calls it."""
@@ -21,10 +25,16 @@ class RunConfig:
 
     Args:
         memory_bytes: the budget, a hard ceiling; None takes what suits the machine.
+        cache_bytes: the most of it that the pool of blocks takes; None: all that is left.
         context: positions that the KV cache holds; None takes 2048 or the model's own limit,
             whichever is less.
-        prefetch_depth: layers ahead whose experts are read before they are asked for, 0 to 2.
-        io_threads: threads that read, 1 to 64.
+        prefetch_depth: layers ahead whose experts are read before they are asked for, 0 to 2;
+            None finds out by trial whether one pays, and does without if not.
+        prefetch_from: what foresees them: the next layer's router, what the layer asked for
+            last, or what was asked for most.
+        io: name of the disk engine, or `auto`.
+        io_threads: threads that read, of engines that have any, 1 to 64; None: the engine's own.
+        io_depth: requests in flight, of engines that queue them; None: the engine's own.
         batch_size: positions of a prompt that pass the layers together; None takes as many as
             the backend is fast with and a sixteenth of the memory holds.
         is_verified: whether checksums are checked as blocks are read.
@@ -38,9 +48,13 @@ class RunConfig:
     """
 
     memory_bytes: int | None = None
+    cache_bytes: int | None = None
     context: int | None = None
-    prefetch_depth: int = DEFAULT_PREFETCH_DEPTH
-    io_threads: int = DEFAULT_IO_THREADS
+    prefetch_depth: int | None = None
+    prefetch_from: str = PrefetchSource.ROUTER
+    io: str = EngineName.AUTO
+    io_threads: int | None = None
+    io_depth: int | None = None
     batch_size: int | None = None
     is_verified: bool = True
     is_direct: bool = True
@@ -51,18 +65,40 @@ class RunConfig:
     def __post_init__(self) -> None:
         _require("--memory", self.memory_bytes, 1, None)
         _require("--context", self.context, 1, None)
-        _require("--prefetch-depth", self.prefetch_depth, 0, MAX_PREFETCH_DEPTH)
-        _require("--io-threads", self.io_threads, 1, 64)
+        _require("--cache-size (cache_bytes)", self.cache_bytes, 1, None)
+        _require("--prefetch-depth", self.prefetch_depth, 0, MAX_LOOK_AHEAD)
+        _require("--io-threads", self.io_threads, 1, MAX_IO_THREADS)
+        _require("--io-depth", self.io_depth, 1, MAX_DEPTH)
+        _choose("--io", self.io, EngineName)
+        _choose("--prefetch-from", self.prefetch_from, PrefetchSource)
         _require("--batch-size", self.batch_size, 1, None)
         _require("--threads", self.threads, 1, 256)
         if self.kv_dtype not in (None, *KV_DTYPE_NAMES):
             names = " or ".join(KV_DTYPE_NAMES)
             raise UsageError("bad-option", "--kv-dtype (kv_dtype)", f"is {self.kv_dtype!r}", names)
 
+    @property
+    def look_ahead(self) -> int:
+        """Layers ahead for which there must be room: those of a trial where a trial decides."""
+        return AUTO_LOOK_AHEAD if self.prefetch_depth is None else self.prefetch_depth
+
+    @property
+    def n_io_threads(self) -> int:
+        """Threads to reckon with before the engine is chosen."""
+        return DEFAULT_IO_THREADS if self.io_threads is None else self.io_threads
+
+
+def _choose(option: str, value: str, names: type[StrEnum]) -> None:
+    if value not in list(names):
+        knob = option.removeprefix("--").replace("-", "_")
+        raise UsageError("bad-option", f"{option} ({knob})", f"is {value}", " or ".join(names))
+
 
 def _require(option: str, value: int | None, least: int, most: int | None) -> None:
     if value is None or (value >= least and (most is None or value <= most)):
         return
     span = f"{least} to {most}" if most is not None else f"at least {least}"
-    knob = option.removeprefix("--").replace("-", "_")
-    raise UsageError("bad-option", f"{option} ({knob})", f"is {value}", span)
+    if "(" not in option:
+        knob = option.removeprefix("--").replace("-", "_")
+        option = f"{option} ({knob})"
+    raise UsageError("bad-option", option, f"is {value}", span)

@@ -117,6 +117,7 @@ class CurrentFetch:
         self.layer = -1
         self.is_open = False
         self.callback: ReadyCallback | None = None
+        self.ended_ns = 0
         self.pending: deque[Key] = deque()
         self._number = 0
         self._is_store_closed = False
@@ -144,18 +145,29 @@ class CurrentFetch:
         stats.n_hits += len(slots)
         leases = self._leases
         self._ready = [leases[slot] for slot in slots]  # type: ignore[misc]
-        if missing:
-            traffic = self._traffic
-            for expert in missing:
-                key = (layer, expert)
-                if key in traffic.reads:
-                    stats.n_lates += 1
-                    self._outstanding.add(key)
-                    traffic.promote(key)
-                else:
-                    stats.n_misses += 1
-                    self.pending.append(key)
+        traffic = self._traffic
+        late: list[Key] = []
+        for expert in missing:
+            key = (layer, expert)
+            if key in traffic.reads:
+                late.append(key)
+                self._outstanding.add(key)
+                traffic.promote(key)
+            else:
+                self.pending.append(key)
+        if self.pending:
             self.submit_pending()
+        if traffic.reads:
+            # After the misses are under way: taking in what has come may check its checksums.
+            self.harvest()
+        if missing:
+            n_hits = sum(key in self._cache for key in late)
+            n_lates = sum(key in traffic.reads for key in late)
+            stats.n_hits += n_hits
+            stats.n_lates += n_lates
+            stats.n_misses += len(missing) - n_hits - n_lates
+            if self.pending:
+                self.submit_pending()
         return Fetch(self, self._number)
 
     def next(self, number: int) -> Lease | None:
@@ -248,7 +260,8 @@ class CurrentFetch:
 
     def _give_back(self) -> None:
         if self._leased:
-            self._stats.layers[self.layer].compute_ns += self._clock() - self._given_ns
+            self.ended_ns = self._clock()
+            self._stats.layers[self.layer].compute_ns += self.ended_ns - self._given_ns
             release = self._cache.release
             for lease in self._leased:
                 release((lease.layer, lease.expert))

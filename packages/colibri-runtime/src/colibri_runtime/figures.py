@@ -84,7 +84,11 @@ def explain_stall(
         )
     if config.prefetch_depth == 0:
         reasons.append("Nothing is read ahead: try --prefetch-depth 1.")
-    elif stats.n_prefetched and stats.n_prefetch_used < stats.n_prefetched / 2:
+    elif (
+        config.prefetch_depth
+        and stats.n_prefetched
+        and stats.n_prefetch_used < stats.n_prefetched / 2
+    ):
         reasons.append(
             f"Of {stats.n_prefetched} blocks read ahead only {stats.n_prefetch_used} were used: "
             "try --prefetch-depth 0."

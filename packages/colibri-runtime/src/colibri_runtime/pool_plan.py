@@ -37,11 +37,16 @@ _MAX_SIZES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class SlotClass:
-    """Slots of one size and their division; `n_blocks` blocks belong to them."""
+    """Slots of one size and their division among `blocks_per_layer` blocks that belong to them."""
 
     slot_bytes: int
-    n_blocks: int
+    blocks_per_layer: tuple[int, ...]
     plan: SlotPlan
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of all layers that belong to this class."""
+        return sum(self.blocks_per_layer)
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ def equal_slots(
         top_k=top_k,
         prefetch_depth=prefetch_depth,
     )
-    one = SlotClass(slot_bytes, sum(blocks_per_layer), plan)
+    one = SlotClass(slot_bytes, tuple(blocks_per_layer), plan)
     return PoolPlan((one,), top_k, prefetch_depth, plan.notes)
 
 
@@ -297,7 +302,7 @@ def _divided(
         plan = plan_slots(
             n_slots=n_slots, blocks_per_layer=layers, top_k=top_k, prefetch_depth=prefetch_depth
         )
-        classes.append(SlotClass(slot_bytes, sum(layers), plan))
+        classes.append(SlotClass(slot_bytes, tuple(layers), plan))
         prefix = f"slots of {slot_bytes} bytes: " if len(cut) > 1 else ""
         notes += [prefix + note for note in plan.notes]
     return PoolPlan(tuple(classes), top_k, prefetch_depth, tuple(notes))

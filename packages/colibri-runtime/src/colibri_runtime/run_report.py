@@ -13,6 +13,7 @@ from .config import RunConfig
 from .disk import IoReport
 from .figures import Phase, explain_stall
 from .pool import PoolReport
+from .prefetch import PrefetchGate
 from .stats import LayerStats
 
 
@@ -44,6 +45,7 @@ class RunReport:
     load_seconds: float
     backend_summary: str = ""
     backend_notes: Sequence[str] = ()
+    gate: PrefetchGate | None = None
     warnings: Sequence[str] = ()
 
     @property
@@ -84,7 +86,9 @@ class RunReport:
             "bytes_per_token": main.bytes_per_token,
             "stall_share": main.stall_share,
             "prefetch": {
-                "depth": self.config.prefetch_depth,
+                "depth": "auto" if self.gate is not None else self.config.prefetch_depth,
+                "from": str(self.config.prefetch_from),
+                "auto": self._auto(),
                 "recall": total.recall,
                 "bytes": total.prefetch_bytes,
                 "wasted_bytes": total.wasted_bytes,
@@ -141,12 +145,24 @@ class RunReport:
         if stats.recall is not None:
             waste = format_size(stats.wasted_bytes)
             rows.append(("prefetch", f"{stats.recall:.0%} foreseen, {waste} wasted"))
+        if self.gate is not None and self.gate.trials:
+            rows.append(("prefetch auto", self.gate.verdict()))
         if self.main.stall_share is not None:
             rows.append(("stalled", f"{self.main.stall_share:.1%} of the time"))
         kv = f", keys and values {self.config.kv_dtype}" if self.config.kv_dtype else ""
         rows.append(("backend", f"{self.backend_summary or self.backend}{kv}"))
         rows.append(("memory", self._memory()))
         return rows
+
+    def _auto(self) -> dict[str, Any] | None:
+        """What became of prefetch where that was found out by trial."""
+        if self.gate is None:
+            return None
+        return {
+            "is_on": self.gate.is_set_on,
+            "verdict": self.gate.verdict(),
+            "trials": [asdict(trial) for trial in self.gate.trials],
+        }
 
     def _memory(self) -> str:
         counted = (

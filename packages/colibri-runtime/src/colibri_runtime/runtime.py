@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -18,7 +18,6 @@ from colibri_format import (
     FormatError,
     ModelSpec,
     Reader,
-    UsageError,
     format_size,
     parse_model,
 )
@@ -29,11 +28,10 @@ from .budget import MemoryNeeds, MemoryPlan, default_budget, index_bytes, plan_m
 from .choices import describe_working, make_backend, settle
 from .config import KV_DTYPE_NAMES, RunConfig
 from .decoder import Decoder, RoutingObserver
-from .disk_files import open_blocks
-from .disk_threads import ThreadsEngine
 from .kv_cache import KvCache, kv_cache_bytes
 from .machine import available_bytes
-from .pool import Pool
+from .opening import open_pool
+from .prefetch import PrefetchSource
 from .store import Store
 from .weights import TensorFacts, Weights, check_weights, load_weights, resident_bytes
 
@@ -56,22 +54,6 @@ def read_model(reader: Reader) -> ModelSpec:
             "repack the source again",
         )
     return parse_model(reader.read_file(MODEL_FILE), f"{reader.path}: {MODEL_FILE}")
-
-
-def check_whole(reader: Reader) -> None:
-    """Nothing, unless blocks of the file stand in volumes.
-
-    Raises:
-        UsageError: `striped-unsupported`.
-    """
-    if reader.volumes:
-        raise UsageError(
-            "striped-unsupported",
-            reader.path,
-            f"its blocks stand in {len(reader.volumes)} volumes",
-            "this version reads blocks from one file",
-            "repack the source into one file",
-        )
 
 
 def describe_needs(
@@ -118,9 +100,13 @@ def plan_run(
     free = available()
     budget = config.memory_bytes
     if budget is None:
-        budget = default_budget(needs, free, io_threads=config.io_threads)
+        budget = default_budget(needs, free, io_threads=config.n_io_threads)
     plan = plan_memory(
-        budget, needs, prefetch_depth=config.prefetch_depth, io_threads=config.io_threads
+        budget,
+        needs,
+        prefetch_depth=config.look_ahead,
+        io_threads=config.n_io_threads,
+        cache_bytes=config.cache_bytes,
     )
     if free is None or plan.total_bytes <= free:
         return plan
@@ -157,7 +143,6 @@ class Runtime:
         self.config = config
         with ExitStack() as stack:
             stack.callback(reader.close)
-            check_whole(reader)
             self.model = read_model(reader)
             self.backend = make_backend(config)
             stack.callback(getattr(self.backend, "close", _nothing))
@@ -177,7 +162,7 @@ class Runtime:
                 self.store,
                 self.backend,
                 self.kv_cache,
-                config.prefetch_depth,
+                config.look_ahead if config.prefetch_from == PrefetchSource.ROUTER else 0,
                 batch_size=config.batch_size or 1,
                 observer=observer,
             )
@@ -189,12 +174,14 @@ class Runtime:
         path: str | os.PathLike[str],
         config: RunConfig | None = None,
         *,
+        volumes: Sequence[str | os.PathLike[str]] = (),
         progress: Progress | None = None,
         observer: RoutingObserver | None = None,
     ) -> Self:
-        """The model in the file `path`, planned and loaded."""
+        """The model in the file `path`, planned and loaded; `volumes` are folders to look for the
+        volumes of a striped file in, after its own."""
         config = config or RunConfig()
-        reader = colibri_format.open(path, verify=config.is_verified)
+        reader = colibri_format.open(path, verify=config.is_verified, volumes=volumes)
         return cls(reader, config, progress=progress, observer=observer)
 
     def close(self) -> None:
@@ -214,25 +201,8 @@ class Runtime:
 
 
 def open_store(reader: Reader, plan: MemoryPlan, config: RunConfig) -> Store:
-    """The store of the file's blocks with the plan's slots, its engine `threads`.
-
-    Direct mode is tried with a read of the first block into the first slot.
-    """
-    pool = Pool(*plan.slots.shape[0], *plan.slots.shape[1:])
-    try:
-        table = BlockTable([reader])
-        place = table.first()
-        probe = None
-        if place is not None:
-            probe = table.plan_read(*place, slot=0, buffer=pool.slot(0))
-        file = open_blocks(
-            reader.path, probe=probe, direct=config.is_direct, file_size=reader.file_size
-        )
-    except BaseException:
-        pool.close()
-        raise
-    engine = ThreadsEngine([file], n_threads=config.io_threads, is_verified=config.is_verified)
-    return Store(reader, pool, engine, plan.slots)
+    """The store of the file's blocks with the plan's slots; raises as `open_pool`."""
+    return open_pool([reader], plan.slots, config)
 
 
 class _Counted:

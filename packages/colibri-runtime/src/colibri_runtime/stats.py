@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from operator import add, attrgetter, sub
 
 
 @dataclass(slots=True)
@@ -63,11 +64,11 @@ class LayerStats:
 
     def plus(self, other: LayerStats) -> LayerStats:
         """The sum of both, name by name."""
-        return LayerStats(*(getattr(self, n) + getattr(other, n) for n in _NAMES))
+        return LayerStats(*map(add, _values(self), _values(other)))
 
     def minus(self, other: LayerStats) -> LayerStats:
         """What came since `other` was taken, name by name."""
-        return LayerStats(*(getattr(self, n) - getattr(other, n) for n in _NAMES))
+        return LayerStats(*map(sub, _values(self), _values(other)))
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name, for JSON."""
@@ -75,6 +76,7 @@ class LayerStats:
 
 
 _NAMES = tuple(field.name for field in fields(LayerStats))
+_values = attrgetter(*_NAMES)
 
 
 class Stats:
@@ -85,4 +87,4 @@ class Stats:
 
     def total(self) -> LayerStats:
         """All layers together; a new value, which later asks do not change."""
-        return LayerStats(*(sum(getattr(layer, n) for layer in self.layers) for n in _NAMES))
+        return LayerStats(*map(sum, zip(*map(_values, self.layers), strict=True)))

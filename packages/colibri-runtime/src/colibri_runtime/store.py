@@ -16,11 +16,14 @@ from .blocks import BlockSource, BlockTable
 from .cache import Cache
 from .disk import DiskEngine, IoReport
 from .fetch import CurrentFetch, Fetch, ReadyCallback, closed_error
-from .policy import Key, Policy, fuse_tokens
+from .passes import Passes
+from .policy import Key, Policy
 from .policy_lru import LayerLru
 from .pool import Pool
-from .pool_plan import PoolPlan, SlotClass
+from .pool_plan import PoolPlan, SlotClass, plan_pool
+from .prefetch import Predictor, PrefetchGate
 from .stats import Stats
+from .store_part import StorePart
 from .traffic import Traffic
 
 
@@ -44,6 +47,8 @@ class Store:
         engine: reads from the sources' files, in the order of `block_files`.
         plan: which slots there are, and how they are shared out.
         make_policy: the policy of one class of slots; default `LayerLru`.
+        predictor: after each fetch says what to read ahead; None leaves that to `prefetch`.
+        gate: decides by trial whether to read ahead at all; None always does.
         clock: nanoseconds.
 
     Raises:
@@ -59,6 +64,8 @@ class Store:
         plan: PoolPlan,
         *,
         make_policy: Callable[[SlotClass], Policy] | None = None,
+        predictor: Predictor | None = None,
+        gate: PrefetchGate | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         sources = source if isinstance(source, Sequence) else (source,)
@@ -70,7 +77,8 @@ class Store:
         self._engine = engine
         make = make_policy or (lambda slots: LayerLru(slots.plan.quotas))
         policies = [make(slots) for slots in plan.classes]
-        self._policies = policies
+        self._observers = _observers(policies, plan, table.n_layers)
+        self._observed = -1
         class_of = self._class_of if len(plan.classes) > 1 else _only_class
         sizes = [slots.plan.n_slots for slots in plan.classes]
         self._cache = Cache(
@@ -85,6 +93,11 @@ class Store:
             table, pool, self._cache, self._traffic, self.stats, class_of, clock
         )
         self._class = class_of
+        self._clock = clock
+        self._predictor = predictor
+        self._targets = table.following(plan.prefetch_depth) if predictor is not None else ()
+        self._passes = Passes(self.stats.total, plan.top_k, gate)
+        self._is_ahead_on = True
         self._is_closed = False
 
     @property
@@ -99,8 +112,37 @@ class Store:
 
     @property
     def look_ahead(self) -> int:
-        """Layers ahead whose experts are worth predicting and handing to `prefetch` now."""
+        """Layers ahead whose experts are worth predicting and handing to `prefetch` now: 0 where
+        the store predicts by itself, and while it reads nothing ahead because that did not pay."""
+        return self.prefetch_depth if self._predictor is None and self._is_ahead_on else 0
+
+    @property
+    def prefetch_depth(self) -> int:
+        """Layers ahead that may be read at most."""
         return self.slots.prefetch_depth
+
+    @property
+    def passes(self) -> Passes:
+        """What the last tokens did, one by one."""
+        return self._passes
+
+    def plan(self, budget_bytes: int, counts: NDArray[np.floating] | None = None) -> PoolPlan:
+        """The pool that this store's blocks would have within `budget_bytes`; changes nothing.
+
+        With `counts[layer, expert]`, how often each was asked for, it says what share of hits is
+        to be expected.
+
+        Raises:
+            BudgetError: `budget-too-small`, with the least that works.
+        """
+        slots = self.slots
+        return plan_pool(
+            budget_bytes,
+            self._table.census(),
+            top_k=slots.top_k,
+            prefetch_depth=slots.prefetch_depth,
+            counts=counts,
+        )
 
     def fetch(self, layer: int, experts: Iterable[int] | NDArray[np.integer]) -> Fetch:
         """Leases of `experts`, each once, in order of arrival.
@@ -127,31 +169,52 @@ class Store:
         # Plain ints, each once, in the order given: NumPy's own would hash and print differently.
         layer = int(layer)
         wanted = dict.fromkeys(map(int, experts))
-        if self._traffic.reads:
-            current.harvest()
+        asked = list(wanted)
         cache = self._cache
-        missing = [expert for expert in wanted if (layer, expert) not in cache]
-        if missing or not wanted:
+        missing = [expert for expert in asked if (layer, expert) not in cache]
+        if missing or not asked:
             self._check(layer, missing)
+        passes = self._passes
+        if layer <= passes.last_layer or passes.last_layer < 0:
+            passes.turn(self._clock(), current.ended_ns)
+            self._is_ahead_on = passes.gate is None or passes.gate.is_on
+        passes.last_layer = layer
+        passes.n_asks_most = max(passes.n_asks_most, len(asked))
+        if self._observers and layer != self._observed:
+            for observe in self._observers[layer]:
+                observe(layer, asked)
+        self._observed = -1
         if self._traffic.predicted:
-            self._settle(layer, wanted)
+            self._settle(layer, asked)
         for expert in missing:
             del wanted[expert]
         if cache.has_unused:
             self.stats.layers[layer].n_prefetch_used += cache.take_unused(layer, wanted)
-        slots = cache.pin_all(layer, wanted)
-        return current.open(layer, slots, missing)
+        fetch = current.open(layer, cache.pin_all(layer, wanted), missing)
+        if self._predictor is not None:
+            self._predictor.observe(layer, asked)
+            if self._is_ahead_on:
+                for target in self._targets[layer]:
+                    if predicted := self._predictor.predict(target):
+                        self._read_ahead(target, predicted)
+        return fetch
 
     def observe(
-        self, layer: int, experts: NDArray[np.integer], weights: NDArray[np.float32] | None
+        self,
+        layer: int,
+        experts: NDArray[np.integer],
+        weights: NDArray[np.floating] | None = None,
     ) -> None:
-        """Tells policies that want to know how tokens were routed, before the layer is fetched.
+        """Tells policies how tokens were routed, just before the layer is fetched; may be left out.
 
         `experts` and `weights` (None: all alike) are `(n_tokens, top_k)`, best first.
         """
-        chosen, totals = fuse_tokens(experts, weights)
-        for policy in self._policies:
-            policy.observe(layer, chosen, totals)
+        if not self._observers:
+            return
+        asked, shares = _picks(experts, weights)
+        for observe in self._observers[layer]:
+            observe(layer, asked, shares)
+        self._observed = layer
 
     def on_ready(self, callback: ReadyCallback | None) -> None:
         """Registers what `Fetch.run` calls with each block; None takes it back.
@@ -176,26 +239,11 @@ class Store:
         """
         if self._is_closed:
             raise closed_error()
+        layer = int(layer)
         wanted = list(dict.fromkeys(map(int, experts)))
         self._check(layer, wanted)
-        traffic = self._traffic
-        if traffic.reads:
-            self._current.harvest()
-        for expert in traffic.predicted.get(layer, frozenset()).difference(wanted):
-            traffic.cancel_ahead((layer, expert))
-        traffic.predicted[layer] = frozenset(wanted)
-        n_submitted = 0
-        for expert in wanted:
-            key = (layer, expert)
-            if key in self._cache:
-                self._cache.touch(key)
-            elif key not in traffic.reads:
-                if self._submit_ahead(key):
-                    n_submitted += 1
-                else:
-                    self.stats.layers[layer].n_prefetch_dropped += 1
-        if n_submitted:
-            traffic.flush()
+        if self._is_ahead_on:
+            self._read_ahead(layer, wanted)
 
     def part(self, number: int) -> StorePart:
         """The layers of source `number`, by that source's own numbers."""
@@ -251,6 +299,30 @@ class Store:
             if not self._traffic.cancel_ahead((layer, expert)):
                 self._cache.expire((layer, expert))
 
+    def _read_ahead(self, layer: int, experts: Sequence[int]) -> None:
+        traffic = self._traffic
+        if traffic.reads:
+            self._current.harvest()
+        wanted = frozenset(experts)
+        for expert in traffic.predicted.get(layer, wanted) - wanted:
+            traffic.cancel_ahead((layer, expert))
+        if wanted:
+            traffic.predicted[layer] = wanted
+        else:
+            traffic.predicted.pop(layer, None)
+        n_submitted = 0
+        for expert in experts:
+            key = (layer, expert)
+            if key in self._cache:
+                self._cache.touch(key)
+            elif key not in traffic.reads:
+                if self._submit_ahead(key):
+                    n_submitted += 1
+                else:
+                    self.stats.layers[layer].n_prefetch_dropped += 1
+        if n_submitted:
+            traffic.flush()
+
     def _submit_ahead(self, key: Key) -> bool:
         number = self._class(key)
         traffic = self._traffic
@@ -271,42 +343,17 @@ class Store:
         stats.wasted_bytes += self._table.padded_bytes(*key)
 
 
-class StorePart:
-    """The layers of one source in a store that several share; `fetch` and so on as there."""
-
-    def __init__(self, store: Store, first_layer: int, n_layers: int) -> None:
-        self.store = store
-        self.first_layer = first_layer
-        self.n_layers = n_layers
-
-    @property
-    def look_ahead(self) -> int:
-        """As `Store.look_ahead`."""
-        return self.store.look_ahead
-
-    def fetch(self, layer: int, experts: Iterable[int] | NDArray[np.integer]) -> Fetch:
-        """As `Store.fetch`; leases and statistics count layers through all sources."""
-        return self.store.fetch(self._layer(layer), experts)
-
-    def observe(
-        self, layer: int, experts: NDArray[np.integer], weights: NDArray[np.float32] | None
-    ) -> None:
-        """As `Store.observe`."""
-        self.store.observe(self._layer(layer), experts, weights)
-
-    def prefetch(self, layer: int, experts: Iterable[int] | NDArray[np.integer]) -> None:
-        """As `Store.prefetch`."""
-        self.store.prefetch(self._layer(layer), experts)
-
-    def _layer(self, layer: int) -> int:
-        if not 0 <= layer < self.n_layers:
-            raise UsageError(
-                "no-such-expert",
-                f"layer {layer}",
-                "is not in this source",
-                f"layers 0 to {self.n_layers - 1}",
-            )
-        return self.first_layer + layer
+def _observers(
+    policies: Sequence[Policy], plan: PoolPlan, n_layers: int
+) -> list[list[Callable[..., None]]]:
+    """For each layer, what its policies are told routing by; none at all if none listens."""
+    found: list[list[Callable[..., None]]] = [[] for _ in range(n_layers)]
+    for policy, slots in zip(policies, plan.classes, strict=True):
+        observe = getattr(policy, "observe", None)
+        for layer, n_blocks in enumerate(slots.blocks_per_layer):
+            if observe is not None and n_blocks:
+                found[layer].append(observe)
+    return found if any(found) else []
 
 
 def _only_class(key: Key) -> int:

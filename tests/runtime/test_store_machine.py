@@ -1,0 +1,176 @@
+"""Any sequence of calls on a store, over real threads and a disk that fails."""
+
+import os
+import threading
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from colibri_format import FormatError, StorageError
+from colibri_runtime.blocks import BlockTable
+from colibri_runtime.disk_files import open_blocks
+from colibri_runtime.disk_threads import ThreadsEngine
+from colibri_runtime.pool import Pool
+from colibri_runtime.pool_plan import plan_pool
+from colibri_runtime.prefetch import LastExperts
+from colibri_runtime.store import Store
+from helpers.blocks import assert_lease_is_right, make_source, small_layout
+
+SMALL, LARGE = small_layout(16, 32), small_layout(40, 48)
+LAYERS = st.integers(0, 3)
+EXPERTS = st.lists(st.integers(0, 5), max_size=6)
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Right bytes, no slot lost or owned twice, never more than the budget, no hang.
+
+    Two layers of small blocks, one of large, one of both, over a file and a volume. Reads fail
+    with an errno, come short, or bring a wrong bit, as `disk` says.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.fetch = None
+        self.wanted = set()
+        self.leases = []
+        self.n_reads = 0
+        self.lock = threading.Lock()
+        self.disk = Counter()
+
+    def read(self, fd, buffers, offset):
+        with self.lock:
+            self.n_reads += 1
+            fault = next((k for k, every in self.disk.items() if self.n_reads % every == 0), None)
+        if fault == "errno":
+            raise OSError(5, "Input/output error")
+        if fault == "short":
+            return os.preadv(fd, [buffers[0][: len(buffers[0]) // 2]], offset)
+        n = os.preadv(fd, buffers, offset)
+        if fault == "bit":
+            buffers[0][7] ^= 1
+        return n
+
+    @initialize(
+        n_bytes=st.sampled_from([30_000, 70_000, 140_000, 260_000, 10**7]),
+        disk=st.dictionaries(
+            st.sampled_from(["errno", "short", "bit"]), st.sampled_from([2, 3, 7, 13]), max_size=2
+        ),
+        foresees=st.booleans(),
+    )
+    def open(self, n_bytes, disk, foresees):
+        self.disk = disk
+        self.budget = n_bytes
+        plan = plan_pool(n_bytes, BlockTable([SOURCE]).census(), top_k=2)
+        paths = [SOURCE.path, *SOURCE.volume_paths]
+        files = [open_blocks(path, probe=None, direct=False) for path in paths]
+        engine = ThreadsEngine(files, read=self.read, sleep=lambda seconds: None)
+        pool = Pool(*plan.shape[0], *plan.shape[1:])
+        predictor = LastExperts() if foresees else None
+        self.store = Store(SOURCE, pool, engine, plan, predictor=predictor)
+
+    @rule(layer=LAYERS, experts=EXPERTS)
+    def begin(self, layer, experts):
+        if self.fetch is None:
+            self.fetch = self.store.fetch(layer, experts)
+            self.wanted = set(experts)
+
+    @rule(layer=LAYERS, experts=EXPERTS)
+    def prefetch(self, layer, experts):
+        self.store.prefetch(layer, experts)
+
+    @rule(takes_all=st.booleans())
+    def advance(self, takes_all):
+        if self.fetch is None:
+            return
+        self.leases = []
+        try:
+            self.leases = self.fetch.take() if takes_all else [next(self.fetch)]
+        except StopIteration:
+            pass
+        except (StorageError, FormatError) as error:
+            assert set(self.disk) & {"errno", "bit"}, error
+            self.fetch = None
+            return
+        if not self.leases:
+            assert not self.wanted
+            self.fetch = None
+        for lease in self.leases:
+            self.wanted.remove(lease.expert)
+
+    @rule()
+    def leave(self):
+        if self.fetch is not None:
+            self.fetch.close()
+            self.fetch = None
+            self.leases = []
+
+    @rule()
+    def drop(self):
+        self.fetch = None
+        self.leases = []
+
+    @rule(layer=LAYERS, experts=EXPERTS)
+    def pass_through(self, layer, experts):
+        """Whatever happened before, a sound disk gives every block."""
+        self.leave()
+        disk, self.disk = self.disk, Counter()
+        with self.store.fetch(layer, experts) as fetch:
+            seen = []
+            try:
+                while leases := fetch.take():
+                    for lease in leases:
+                        assert_lease_is_right(SOURCE, lease)
+                        seen.append(lease.expert)
+                assert sorted(seen) == sorted(set(experts))
+            except (StorageError, FormatError):
+                # A read that was under way before.
+                assert disk
+        self.disk = disk
+
+    @invariant()
+    def leases_are_right_and_slots_are_accounted_for(self):
+        for lease in self.leases:
+            assert_lease_is_right(SOURCE, lease)
+        if not hasattr(self, "store"):
+            return
+        store, cache = self.store, self.store.cache
+        assert cache.n_free + cache.n_resident + cache.n_loading == cache.n_slots
+        owners = cache.owners()
+        assert len(owners) == cache.n_resident + cache.n_loading
+        assert len({lease.slot for lease in self.leases}) == len(self.leases)
+        for lease in self.leases:
+            assert owners[lease.slot] == (lease.layer, lease.expert)
+        padded = BlockTable([SOURCE]).padded_bytes
+        assert all(padded(*key) <= store.pool.sizes[slot] for slot, key in owners.items())
+        assert sum(padded(*key) for key in owners.values()) <= store.pool.mapped_bytes
+        assert store.pool.mapped_bytes <= self.budget
+        if self.fetch is None:
+            assert cache.n_pinned == 0
+
+    def teardown(self):
+        if hasattr(self, "store"):
+            self.store.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def source_on_disk(tmp_path_factory):
+    global SOURCE  # noqa: PLW0603 - a state machine takes no fixtures
+    SOURCE = make_source(
+        tmp_path_factory.mktemp("store") / "machine.colibri",
+        layouts=[SMALL, SMALL, LARGE, SMALL],
+        n_experts=6,
+        mixed={(3, 1): LARGE, (3, 2): LARGE},
+        n_volumes=1,
+    )
+
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=80,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestStoreMachine = StoreMachine.TestCase
