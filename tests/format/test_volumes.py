@@ -51,6 +51,28 @@ def folders(path: Path) -> list[Path]:
     return [path.parent / "one", path.parent / "two"]
 
 
+@pytest.mark.parametrize("volumes", [[], ["fast", "slow"]])
+def test_blocks_stand_in_the_order_asked_for(tmp_path: Path, volumes: list[str]) -> None:
+    order = np.array([[3, 1, 0, 2], [2, 3, 1, 0]])
+    plan = mixed_plan(block_order=order, volumes=volumes)
+
+    written = write_sample(tmp_path / "m.colibri", plan)
+
+    with cf.open(tmp_path / "m.colibri") as file:
+        for layer, experts in enumerate([[3, 1, 0, 2], [2, 3, 0]]):
+            for volume in range(len(volumes) + 1):
+                here = [e for e in experts if file.expert(layer, e).volume == volume]
+                at = [file.expert(layer, expert).offset for expert in here]
+                assert at == sorted(at)
+            for expert in experts:
+                block = file.expert(layer, expert)
+                data = block.read()
+                parts = [data[s.offset : s.offset + s.size].tobytes() for s in block.segments]
+                assert b"".join(parts) == written[f"L{layer}/E{expert}"]
+        assert file.verify() == []
+    assert plan.file_size == mixed_plan(volumes=volumes).file_size
+
+
 def test_experts_of_a_mixed_layer_have_their_own_layouts(tmp_path: Path) -> None:
     path = tmp_path / "mixed.colibri"
     written = write_sample(path, mixed_plan())

@@ -289,6 +289,8 @@ def test_wrong_calls_are_refused(tmp_path: Path) -> None:
         ("bad-plan", {"layer_layouts": [None]}),
         ("bad-plan", {"present": np.ones((3, 4), np.bool_)}),
         ("bad-plan", {"present": np.ones((3, 5), np.bool_)}),
+        ("bad-plan", {"block_order": np.tile(np.arange(4), (3, 1))}),
+        ("bad-plan", {"block_order": np.zeros((3, 5), np.int64)}),
         ("bad-plan", {"tensors": [cf.TensorSpec("a", cf.DTYPES["f32"], (2,), 3)]}),
         ("bad-plan", {"tensors": [cf.TensorSpec("a", cf.DTYPES["f32"], (1,) * 5)]}),
         ("bad-name", {"tensors": [cf.TensorSpec("", cf.DTYPES["f32"], (2,))]}),

@@ -173,6 +173,7 @@ def plan_layout(
     metadata: Mapping[str, Any] | None = None,
     volumes: Sequence[str] = (),
     block_volumes: NDArray[np.uint16] | None = None,
+    block_order: NDArray[np.int64] | None = None,
 ) -> FilePlan:
     """Every extent of a file with these contents; touches no file.
 
@@ -180,9 +181,10 @@ def plan_layout(
     of one for each expert; `present`, shape `(n_layers, n_experts)`, says which experts exist
     (default: all of layers with a layout). `volumes` names further files that hold blocks, and
     `block_volumes`, of the same shape, says which (0: the file itself; default: the volumes in
-    turn within each layer). In the data region stand, each at a multiple of `alignment`: the
-    tensors of no layer, the embedded files, the tensors of each layer, then the blocks layer by
-    layer.
+    turn within each layer). `block_order`, of that shape too, has each layer's experts in the order
+    in which their blocks stand (default: by number). In the data region stand, each at a multiple
+    of `alignment`: the tensors of no layer, the embedded files, the tensors of each layer, then the
+    blocks layer by layer.
 
     >>> from colibri_format import DTYPES, Layout, Role, SegmentSpec
     >>> gate, up = (SegmentSpec(role, DTYPES["q8_0"], (64, 32)) for role in (Role.GATE, Role.UP))
@@ -259,7 +261,8 @@ def plan_layout(
     packs, placed, entries, position = _place_packs(ordered, files, n_layers, start, alignment)
     volume_start = round_up(PAGE, alignment)
     positions = [position] + [volume_start] * len(volumes)
-    index = _place_blocks(layouts, expert_layouts, block_volumes, positions, alignment)
+    _check_order(block_order, (n_layers, n_experts))
+    index = _place_blocks(layouts, expert_layouts, block_volumes, positions, alignment, block_order)
     lengths[Region.DATA] = positions[0] - start
     placed_volumes = tuple(
         Volume(label, Extent(volume_start, end - volume_start))
@@ -328,8 +331,18 @@ def _place_blocks(
     block_volumes: NDArray[np.uint16],
     positions: list[int],
     alignment: int,
+    order: NDArray[np.int64] | None,
 ) -> NDArray[Any]:
     """The index; `positions`, where each file's next block goes, is moved on to its end."""
+    if order is not None:
+        place = (np.arange(len(order))[:, None], order)
+        ordered = _place_blocks(
+            layouts, expert_layouts[place], block_volumes[place], positions, alignment, None
+        )
+        index = np.zeros_like(ordered)
+        index[place] = ordered
+        index.flags.writeable = False
+        return index
     index = np.zeros(expert_layouts.shape, INDEX_DTYPE)
     sizes = np.zeros(NO_LAYOUT + 1, np.uint64)
     sizes[: len(layouts)] = [layout.block_size for layout in layouts]
@@ -342,6 +355,19 @@ def _place_blocks(
         positions[volume] = int(ends[-1]) if len(ends) else position
     index.flags.writeable = False
     return index
+
+
+def _check_order(order: NDArray[np.int64] | None, shape: tuple[int, int]) -> None:
+    if order is None:
+        return
+    is_each_once = order.shape == shape and bool(
+        (np.sort(order, axis=1) == np.arange(shape[1])).all()
+    )
+    if not is_each_once:
+        raise UsageError(
+            "bad-plan", "plan", f"block_order of shape {order.shape}",
+            f"shape {shape} with every expert of a layer once",
+        )  # fmt: skip
 
 
 def _layer_number(numbers: Sequence[int]) -> int | None:

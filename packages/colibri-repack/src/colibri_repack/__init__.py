@@ -12,7 +12,9 @@ from .quantise import Quant
 from .recode import quantise_q8_0, recode
 from .repack_plan import RepackOptions, RepackPlan, plan_repack
 from .report import RepackReport
+from .routing_trace import RoutingTrace, read_trace
 from .sources import Source, SourceTensor, open_source
+from .striping import VolumeFolder
 
 __all__ = [
     "FAMILIES",
@@ -31,10 +33,12 @@ __all__ = [
     "RepackOptions",
     "RepackPlan",
     "RepackReport",
+    "RoutingTrace",
     "Source",
     "SourceError",
     "SourceTensor",
     "TypeTotal",
+    "VolumeFolder",
     "export",
     "facts_of_file",
     "facts_of_plan",
@@ -44,6 +48,7 @@ __all__ = [
     "plan_repack",
     "quantise_q8_0",
     "read_checkpoint",
+    "read_trace",
     "recode",
     "repack",
 ]

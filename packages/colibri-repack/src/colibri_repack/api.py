@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from .quantise import Quant
 from .recode import engine_name, is_slow
 from .repack_plan import MIN_ALIGNMENT, RepackOptions, RepackPlan, plan_repack
 from .report import RepackReport
+from .routing_trace import read_trace
 from .sources import Source, open_source
+from .striping import VolumeFolder, check_folders
 
 SourceLike = str | os.PathLike[str] | Source
 
@@ -48,6 +50,8 @@ def repack(
     family: str | None = None,
     fp8: str | Fp8Form = Fp8Form.BF16,
     layout: str | KernelLayout = DEFAULT_LAYOUT,
+    order: str | os.PathLike[str] | None = None,
+    volumes: Sequence[str | os.PathLike[str] | VolumeFolder] = (),
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> RepackReport:
@@ -55,7 +59,8 @@ def repack(
 
     Same input and options give the same bytes. `progress(done, total)` is called with bytes of
     payload. Memory stays below 400 MB whatever the model's size. `quant`, `dense_quant` and
-    `may_requantise` as in `RepackOptions`; `imatrix` is the path of an importance matrix.
+    `may_requantise` as in `RepackOptions`; `imatrix` is the path of an importance matrix,
+    `order` that of a routing trace. Each of `volumes` is a folder that gets a volume file.
 
     Raises:
         ColibriError: as `plan`, and as `convert`.
@@ -71,8 +76,14 @@ def repack(
             family=family,
             fp8=Fp8Form.of(fp8),
             layout=KernelLayout.of(layout),
+            trace=None if order is None else read_trace(Path(order)),
+            volumes=tuple(
+                folder if isinstance(folder, VolumeFolder) else VolumeFolder(Path(folder))
+                for folder in volumes
+            ),
         )
-        check_output(opened, output, *([matrix.path] if matrix else []))
+        others = [Path(path) for path in (imatrix, order) if path is not None]
+        check_output(opened, output, *others)
         planned = _planned(opened, _checkpoint(opened, options), options)
         start = time.perf_counter()
         uuid = convert(planned, opened, output, overwrite=overwrite, progress=progress)
@@ -81,6 +92,7 @@ def repack(
 
 
 def _planned(source: Source, checkpoint: Checkpoint, options: RepackOptions) -> RepackPlan:
+    check_folders(options.volumes)
     planned = plan_repack(source, checkpoint, options)
     if is_slow() and any(part.conversion is Conversion.RECODE for part in planned.parts):
         slow = f"converting runs in {engine_name()}"

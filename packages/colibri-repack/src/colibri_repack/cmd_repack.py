@@ -27,6 +27,8 @@ from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
 from .quantise import Quant
 from .repack_plan import MIN_ALIGNMENT, RepackOptions
 from .report import RepackReport
+from .routing_trace import read_trace
+from .striping import VolumeFolder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,6 +61,8 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 family=arguments.family,
                 fp8=Fp8Form.of(arguments.fp8),
                 layout=KernelLayout.of(arguments.layout),
+                trace=read_trace(Path(arguments.order)) if arguments.order else None,
+                volumes=tuple(map(VolumeFolder.parse, arguments.volume)),
             )
             report = RepackReport.of(plan(source, options), Path(source), output)
     else:
@@ -74,6 +78,8 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 family=arguments.family,
                 fp8=arguments.fp8,
                 layout=arguments.layout,
+                order=arguments.order,
+                volumes=tuple(map(VolumeFolder.parse, arguments.volume)),
                 overwrite=arguments.force,
                 progress=progress,
             )
@@ -151,6 +157,20 @@ def _parser() -> argparse.ArgumentParser:
         help="how quantised matrices stand: plain rows as in GGUF, x16 with 16 rows interleaved, "
         "auto as the native kernels read each type fastest; the numbers are the same, and export "
         f"gives plain rows back; default: {DEFAULT_LAYOUT.value}",
+    )
+    parser.add_argument(
+        "--order",
+        metavar="TRACE",
+        help="put experts that fire together side by side, those that fire often first, as this "
+        "recorded routing trace (CSV or Parquet) has it; default: by their numbers",
+    )
+    parser.add_argument(
+        "--volume",
+        action="append",
+        default=[],
+        metavar="DIR[:WEIGHT]",
+        help="a folder, one a disk, that gets a volume file with its share of the blocks, dealt "
+        "in turn; twice the share with :2; may be repeated",
     )
     parser.add_argument(
         "--family",

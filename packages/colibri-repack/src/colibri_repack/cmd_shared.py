@@ -47,6 +47,8 @@ _USAGE_CODES: Final = frozenset(
         "bad-size",
         "bad-alignment",
         "bad-quant",
+        "bad-layout",
+        "bad-volumes",
         "no-such-layer",
         "output-is-input",
         "unknown-ro-compat",

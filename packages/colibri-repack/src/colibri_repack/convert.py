@@ -48,11 +48,18 @@ def convert(
         SourceError: `not-finite` when a converted tensor holds NaN or infinity, `imatrix-value`,
             `source-changed` when an input was changed meanwhile.
         StorageError: `disk-full` before the first byte when the space is not there, `file-exists`,
-            `file-not-found` (the output's folder), `short-read`, or the kernel's refusal.
+            `file-not-found` (the output's folder or a volume's), `short-read`, or the kernel's
+            refusal.
     """
     check_output(source, output)
-    check_space([(output.parent, plan.file.file_size)])
-    with Writer(output, plan.file, overwrite=overwrite) as writer:
+    writer = Writer(
+        output, plan.file, overwrite=overwrite, volume_folders=plan.options.volume_paths
+    )
+    for path in writer.volume_paths:
+        check_output(source, path)
+    sizes = (plan.file.file_size, *(volume.file_size for volume in plan.file.volumes))
+    check_space(zip((output, *writer.volume_paths), sizes, strict=True))
+    with writer:
         copier = _Copier(source, plan.payload_bytes, progress)
         for job in plan.jobs:
             if isinstance(job, BlockJob):

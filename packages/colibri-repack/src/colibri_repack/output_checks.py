@@ -35,22 +35,22 @@ def check_not_input(output: Path, inputs: Iterable[Path]) -> None:
                 )
 
 
-def check_space(sizes: Iterable[tuple[Path, int]]) -> None:
-    """Raise unless the folders have room for files of these sizes, `(folder, bytes)` each.
+def check_space(files: Iterable[tuple[Path, int]]) -> None:
+    """Raise unless there is room for files of these names and sizes in bytes.
 
-    Folders of one file system share its space.
+    Folders of one file system share its space; what an unfinished output takes already is room.
 
     Raises:
         StorageError: `disk-full` naming the folder, or the kernel's error, as `file-not-found`.
     """
     needed: dict[int, int] = {}
+    there: dict[int, int] = {}
     folders: dict[int, Path] = {}
-    for folder, size in sizes:
-        try:
-            device = folder.stat().st_dev
-        except OSError as error:
-            raise StorageError.of(error, folder, "looking at the output's folder") from error
+    for path, size in files:
+        folder = path.parent
+        device = _device(folder)
         needed[device] = needed.get(device, 0) + size
+        there[device] = there.get(device, 0) + _allocated(path.parent / f"{path.name}.part")
         folders.setdefault(device, folder)
     for device, size in needed.items():
         folder = folders[device]
@@ -59,12 +59,27 @@ def check_space(sizes: Iterable[tuple[Path, int]]) -> None:
         except OSError as error:
             raise StorageError.of(error, folder, "looking at the output's folder") from error
         free = status.f_bavail * status.f_frsize
-        if free < size:
+        if free + there[device] < size:
+            has = f" and {there[device]} taken by the unfinished output" if there[device] else ""
             raise StorageError(
                 "disk-full",
                 folder,
-                f"{free} bytes are free",
-                f"the output takes {size}",
+                f"{free} bytes are free{has}",
+                f"the output takes {size} there",
                 "free some space or choose another folder",
                 errno=errno.ENOSPC,
             )
+
+
+def _device(folder: Path) -> int:
+    try:
+        return folder.stat().st_dev
+    except OSError as error:
+        raise StorageError.of(error, folder, "looking at the output's folder") from error
+
+
+def _allocated(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except OSError:
+        return 0

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from colibri_format import (
     MODEL_FILE,
@@ -21,12 +24,15 @@ from colibri_format import (
 
 from .decoding import Fp8Form
 from .errors import RepackError
+from .expert_order import plan_order
 from .families import Checkpoint, DenseWeight
 from .imatrix import Imatrix
 from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
 from .part_plan import Conversion, Part, PartPlanner, some
 from .quantise import Quant
+from .routing_trace import RoutingTrace
 from .sources import EmbeddedFile, Source
+from .striping import VolumeFolder, plan_volumes, volume_labels
 
 TILE_BYTES: Final = 8 * 2**20
 # Measured, rounded up: interpreter, NumPy, modules and the arrays of a conversion; a parsed and
@@ -48,7 +54,9 @@ class RepackOptions:
     `dense_quant`: the same for dense tensors, None for as `quant`. `may_requantise`: whether
     quantised matrices may be quantised again. `imatrix`: open importance matrix.
     `family`: a family's name or `auto`, None for what the source says; `fp8`: what weights with
-    FP8 block scales become; `layout`: how matrices stand.
+    FP8 block scales become; `layout`: how matrices stand. `trace`: experts that it shows firing
+    together stand side by side, None for the order of their numbers; `volumes`: folders for the
+    blocks, none for one file.
     """
 
     quant: Quant = Quant.KEEP
@@ -59,6 +67,13 @@ class RepackOptions:
     family: str | None = None
     fp8: Fp8Form = Fp8Form.BF16
     layout: KernelLayout = DEFAULT_LAYOUT
+    trace: RoutingTrace | None = None
+    volumes: tuple[VolumeFolder, ...] = ()
+
+    @property
+    def volume_paths(self) -> tuple[Path, ...]:
+        """The folder of each volume."""
+        return tuple(folder.path for folder in self.volumes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +138,7 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
     Raises:
         RepackError: `requantize` when quantised tensors would be quantised again, `mixed-layer`
             when experts of one layer differ in their encodings, `imatrix-size`.
+        SourceError: `trace-mismatch`.
         UsageError, FormatError: as `colibri_format.plan_layout` (`bad-alignment`, ...).
     """
     parts_planner = PartPlanner(
@@ -153,6 +169,18 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         layouts.append(_layer_layout(source, layer_jobs, sorted((experts or ({},))[0])))
         blocks += layer_jobs
     embedded = (*_model_files(checkpoint), *source.embedded)
+    order = None
+    if options.trace is not None:
+        order = plan_order(options.trace, checkpoint.n_layers, checkpoint.n_experts)
+    block_volumes = None
+    if options.volumes:
+        has_experts = np.array([layout is not None for layout in layouts])
+        shape = (checkpoint.n_layers, checkpoint.n_experts)
+        block_volumes = plan_volumes(
+            np.broadcast_to(np.arange(shape[1]), shape) if order is None else order,
+            np.broadcast_to(has_experts[:, None], shape),
+            [folder.weight for folder in options.volumes],
+        )
     plan_file = partial(
         plan_layout,
         n_layers=checkpoint.n_layers,
@@ -161,6 +189,9 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         tensors=[_tensor_spec(weight, part) for weight, part in dense],
         files=[FileSpec(file.name, file.size) for file in embedded],
         metadata=_metadata(source, checkpoint, options, dense, blocks),
+        volumes=volume_labels(len(options.volumes)),
+        block_volumes=block_volumes,
+        block_order=order,
     )
     file = plan_file(alignment=options.alignment)
     jobs = _in_file_order(file, dense, embedded, blocks)
@@ -281,7 +312,7 @@ def _metadata(
         "dropped_tensors": list(checkpoint.dropped),
         "family": checkpoint.family.name,
         "layout": options.layout.value,
-        "order": "layer-major",
+        **_order(options),
         "quantisation": options.quant.value,
         **_dense_quantisation(options),
         "source": {
@@ -291,6 +322,12 @@ def _metadata(
         "tool": {"name": "colibri-repack", "version": version("colibri-repack")},
         "types": types,
     }
+
+
+def _order(options: RepackOptions) -> dict[str, str]:
+    if options.trace is None:
+        return {"order": "layer-major"}
+    return {"order": "trace", "trace": options.trace.name}
 
 
 def _dense_quantisation(options: RepackOptions) -> dict[str, str]:

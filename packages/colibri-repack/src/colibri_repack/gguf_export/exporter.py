@@ -110,7 +110,7 @@ def export(
         if is_dry_run:
             return ExportReport.of(plan, reader.path, output)
         check_not_input(output, (reader.path, *reader.volume_paths))
-        check_space([(output.parent, plan.file_size)])
+        check_space([(output, plan.file_size)])
         start = time.perf_counter()
         _write(plan, reader, output, overwrite, progress)
         return ExportReport.of(plan, reader.path, output, time.perf_counter() - start)
