@@ -43,7 +43,7 @@ class History:
     """
 
     def __init__(self, uuid: UUID, n_layers: int, n_experts: int) -> None:
-        if not (n_layers > 0 and 0 < n_experts and n_layers * n_experts <= MAX_BLOCKS):
+        if not (n_layers > 0 and n_experts > 0 and n_layers * n_experts <= MAX_BLOCKS):
             raise UsageError(
                 "bad-history",
                 "history",

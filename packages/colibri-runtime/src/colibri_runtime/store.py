@@ -17,7 +17,7 @@ from .cache import Cache
 from .disk import DiskEngine, IoReport
 from .fetch import CurrentFetch, Fetch, ReadyCallback, closed_error
 from .passes import Passes
-from .policy import Key, Policy
+from .policy import Key, Policy, fuse_tokens
 from .policy_lru import LayerLru
 from .pool import Pool
 from .pool_plan import PoolPlan, SlotClass, plan_pool
@@ -211,7 +211,7 @@ class Store:
         """
         if not self._observers:
             return
-        asked, shares = _picks(experts, weights)
+        asked, shares = fuse_tokens(experts, weights)
         for observe in self._observers[layer]:
             observe(layer, asked, shares)
         self._observed = layer
