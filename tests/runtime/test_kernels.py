@@ -1,4 +1,4 @@
-"""Products of stored matrices in C: right to float32's rounding, and the same bits however asked."""
+"""Products of stored matrices in C: right to float32's rounding, the same bits however asked."""
 
 import numpy as np
 import pytest
@@ -122,14 +122,14 @@ def test_a_result_is_the_same_with_any_number_of_threads(library, name, row_inte
             assert (matmul(team, x, data, dtype, 2048, row_interleave) == one).all()
 
 
-@pytest.mark.parametrize(("name", "row_interleave"), FORMS)
+@pytest.mark.parametrize(
+    ("name", "row_interleave"), [form for form in FORMS if DTYPES[form[0]].is_quantised]
+)
 @pytest.mark.parametrize("weight_byte", [0x00, 0x7F, 0x80, 0x88, 0x0F, 0xF0, 0xFF])
 def test_extreme_weights_and_activations_do_not_saturate(
     every_isa, name, row_interleave, weight_byte
 ):
     dtype = DTYPES[name]
-    if not dtype.is_quantised:
-        pytest.skip("floats are never summed in 16 bits")
     rows = random_rows(dtype, 16, 64, seed=4).reshape(-1, dtype.block_bytes)
     head = 1 if name == "mxfp4" else 4 if name.endswith("_1") else 2
     rows[:, head:] = weight_byte
@@ -284,8 +284,8 @@ def broken_product(**changes):
 @pytest.mark.parametrize(
     ("changes", "answer"),
     [
-        ({"type": 99}, "ENOTSUP|EOPNOTSUPP"),
-        ({"row_interleave": 8}, "ENOTSUP|EOPNOTSUPP"),
+        ({"type": 99}, r"ENOTSUP|EOPNOTSUPP"),
+        ({"row_interleave": 8}, r"ENOTSUP|EOPNOTSUPP"),
         ({"columns": 48}, "EINVAL"),
         ({"columns": 0}, "EINVAL"),
         ({"columns": 2**31}, "EINVAL"),
