@@ -19,7 +19,7 @@ struct plan {
     struct colibri_acts gate_acts, up_acts, hidden;
     int64_t gate_row_bytes, up_row_bytes, down_row_bytes;
     int64_t first_hidden, first_out; /* chunk numbers */
-    int32_t gathers_gate, gathers_up; /* whether rows of x are copied together for it */
+    int32_t is_gathered; /* whether its rows of x are copied together */
     int32_t gate_rounding, up_rounding;
 };
 
@@ -135,11 +135,11 @@ static void gather_chunk(void *ctx, int64_t number, int32_t thread) {
     const struct call *call = ctx;
     const struct plan *plan = &call->plans[number];
     const struct colibri_expert *expert = plan->expert;
+    if (!plan->is_gathered) return;
     for (int32_t i = 0; i < expert->n_tokens; i++) {
-        if (plan->gathers_gate)
-            colibri_acts_copy_row(&plan->gate_acts, i, &call->x[plan->gate_rounding],
-                                  expert->tokens[i]);
-        if (plan->gathers_up)
+        colibri_acts_copy_row(&plan->gate_acts, i, &call->x[plan->gate_rounding],
+                              expert->tokens[i]);
+        if (plan->up_rounding != plan->gate_rounding)
             colibri_acts_copy_row(&plan->up_acts, i, &call->x[plan->up_rounding],
                                   expert->tokens[i]);
     }
@@ -157,11 +157,6 @@ static int32_t tokens_from(const struct colibri_expert *expert, int64_t first) {
     return (int32_t)(n < COLIBRI_KERNEL_TOKENS ? n : COLIBRI_KERNEL_TOKENS);
 }
 
-/* Row of x that is the first of a range, for acts that are not gathered. */
-static int32_t base_token(const struct colibri_expert *expert, int32_t gathers) {
-    return gathers || expert->tokens == NULL ? 0 : expert->tokens[0];
-}
-
 static void hidden_chunk(void *ctx, int64_t chunk, int32_t thread) {
     (void)thread;
     const struct call *call = ctx;
@@ -176,13 +171,12 @@ static void hidden_chunk(void *ctx, int64_t chunk, int32_t thread) {
     if (n > HIDDEN_ROWS) n = HIDDEN_ROWS;
     const uint8_t *gate_rows = expert->gate.data + first * plan->gate_row_bytes;
     const uint8_t *up_rows = expert->up.data + first * plan->up_row_bytes;
-    const int32_t gate_base = base_token(expert, plan->gathers_gate);
-    const int32_t up_base = base_token(expert, plan->gathers_gate);
+    const int32_t base = plan->is_gathered || expert->tokens == NULL ? 0 : expert->tokens[0];
     for (int64_t token = 0; token < expert->n_tokens; token += COLIBRI_KERNEL_TOKENS) {
         const int32_t n_tokens = tokens_from(expert, token);
-        plan->gate->dot(gate_rows, n, &plan->gate_acts, gate_base + (int32_t)token, n_tokens, gate,
+        plan->gate->dot(gate_rows, n, &plan->gate_acts, base + (int32_t)token, n_tokens, gate,
                         HIDDEN_ROWS);
-        plan->up->dot(up_rows, n, &plan->up_acts, up_base + (int32_t)token, n_tokens, up,
+        plan->up->dot(up_rows, n, &plan->up_acts, base + (int32_t)token, n_tokens, up,
                       HIDDEN_ROWS);
         for (int32_t t = 0; t < n_tokens; t++) {
             float *g = gate + t * HIDDEN_ROWS, *u = up + t * HIDDEN_ROWS;
@@ -236,7 +230,6 @@ static char *place(struct colibri_acts *acts, int32_t rounding, int64_t n_tokens
 static void make_plan(struct call *call, struct plan *plan, const struct colibri_expert *expert,
                       char **next) {
     const uint32_t isas = call->isas;
-    const int gathers = !is_range(expert);
     plan->expert = expert;
     plan->gate = colibri_kernel_find(isas, expert->gate.type, expert->gate.row_interleave);
     plan->up = colibri_kernel_find(isas, expert->up.type, expert->up.row_interleave);
@@ -246,15 +239,14 @@ static void make_plan(struct call *call, struct plan *plan, const struct colibri
     plan->down_row_bytes = row_bytes(plan->down, &expert->down);
     plan->gate_rounding = plan->gate->rounding;
     plan->up_rounding = plan->up->rounding;
-    plan->gathers_gate = gathers;
-    plan->gathers_up = gathers && plan->up_rounding != plan->gate_rounding;
+    plan->is_gathered = !is_range(expert);
     plan->gate_acts = call->x[plan->gate_rounding];
-    if (gathers)
+    if (plan->is_gathered)
         *next = place(&plan->gate_acts, plan->gate_rounding, expert->n_tokens, call->hidden_size,
                       *next);
     plan->up_acts = plan->up_rounding == plan->gate_rounding ? plan->gate_acts
                                                              : call->x[plan->up_rounding];
-    if (plan->gathers_up)
+    if (plan->is_gathered && plan->up_rounding != plan->gate_rounding)
         *next = place(&plan->up_acts, plan->up_rounding, expert->n_tokens, call->hidden_size,
                       *next);
     *next = place(&plan->hidden, plan->down->rounding, expert->n_tokens, expert->down.columns,
@@ -288,7 +280,7 @@ int32_t colibri_experts(struct colibri_team *team, uint32_t isas,
     for (int32_t i = 0; i < n_experts; i++) {
         struct plan *plan = &call.plans[i];
         make_plan(&call, plan, &experts[i], &next);
-        gathers |= plan->gathers_gate;
+        gathers |= plan->is_gathered;
         plan->first_hidden = n_hidden;
         plan->first_out = n_out;
         n_pairs += experts[i].n_tokens;

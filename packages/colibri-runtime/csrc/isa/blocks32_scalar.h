@@ -1,11 +1,9 @@
-/* Products block by block in plain C, for every type, plain and interleaved. Compiled for each
- * instruction set; in the end a type uses it only where it has no kernel of its own there. */
+/* Products block by block in plain C, for every type, plain and interleaved. */
 #ifndef COLIBRI_BLOCKS32_SCALAR_H
 #define COLIBRI_BLOCKS32_SCALAR_H
 
-#include "../half.h"
 #include "../kernels.h"
-#include "kernels_isa.h"
+#include "e8m0.h"
 
 /* A quant block taken apart: weight i is values[i] * scale + offset. */
 struct unpacked {
@@ -60,12 +58,6 @@ static void unpack_q5_1(const uint8_t *block, struct unpacked *out) {
 
 /* Twice the values of E2M1, by nibble (OCP Microscaling Formats 1.0, 5.3.3). */
 #define E2M1_DOUBLED 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
-
-/* Half of 2^(e - 127), as the values are doubled; e 0 and 1 give subnormal numbers. ggml gives
- * e = 255, a NaN in E8M0, the value 2^127; so is this. */
-static inline float half_of_e8m0(uint8_t e) {
-    return colibri_float_of_bits(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
-}
 
 static void unpack_mxfp4(const uint8_t *block, struct unpacked *out) {
     static const int8_t doubled[16] = {E2M1_DOUBLED};

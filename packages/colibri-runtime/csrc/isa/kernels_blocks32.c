@@ -1,8 +1,12 @@
 /* Products with weights in quant blocks of 32, and with floats. */
 #include "../kernels.h"
-#include "blocks32_scalar.h"
 #if defined(__AVX512VNNI__)
 #include "blocks32_avx512.h"
+#include "blocks32_plain.h"
+#elif defined(__AVX2__)
+#include "blocks32_avx2.h"
+#else
+#include "blocks32_scalar.h"
 #endif
 #include "kernels_isa.h"
 
@@ -11,8 +15,12 @@
 
 #if defined(__AVX512VNNI__)
 #define FLOAT_DOT(type) avx512_##type
-#define PLAIN_DOT(type) scalar_##type
+#define PLAIN_DOT(type) plain_##type
 #define X16_DOT(type) avx512_##type##_x16
+#elif defined(__AVX2__)
+#define FLOAT_DOT(type) avx2_##type
+#define PLAIN_DOT(type) plain_##type
+#define X16_DOT(type) avx2_##type##_x16
 #else
 #define FLOAT_DOT(type) scalar_##type
 #define PLAIN_DOT(type) scalar_##type

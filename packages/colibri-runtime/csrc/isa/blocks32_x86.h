@@ -1,0 +1,80 @@
+/* What the kernels for blocks of 32 share on x86. */
+#ifndef COLIBRI_BLOCKS32_X86_H
+#define COLIBRI_BLOCKS32_X86_H
+
+#include <immintrin.h>
+
+#include "../kernels.h"
+#include "e8m0.h"
+
+#define ALWAYS static inline __attribute__((always_inline))
+/* How far ahead of its use a line is asked for; see benchmarks/kernel_speed.py. */
+#define PREFETCH_BYTES 2048
+
+/* The first operand of VPMADDUBSW and VPDPBUSD is unsigned: weights get this excess added, and it
+ * times the sum of the activations is taken from the sum of products, which is exact. */
+ALWAYS int32_t excess_of(int32_t type) {
+    switch (type) {
+    case COLIBRI_Q8_0:
+        return 128;
+    case COLIBRI_Q4_0:
+        return 8;
+    case COLIBRI_Q5_0:
+        return 16;
+    case COLIBRI_MXFP4:
+        return 12;
+    default:
+        return 0;
+    }
+}
+
+ALWAYS int32_t bytes_of(int32_t type) {
+    switch (type) {
+    case COLIBRI_Q8_0:
+        return 34;
+    case COLIBRI_Q4_0:
+        return 18;
+    case COLIBRI_Q4_1:
+        return 20;
+    case COLIBRI_Q5_0:
+        return 22;
+    case COLIBRI_Q5_1:
+        return 24;
+    default:
+        return 17;
+    }
+}
+
+/* One copy of `body` for each number of tokens, so that sums stay in registers. */
+#define FOR_TOKENS(name, body, type)                                                               \
+    static void name(const uint8_t *rows, int64_t n_rows, const struct colibri_acts *acts,         \
+                     int32_t first_token, int32_t n_tokens, float *out, int64_t out_stride) {      \
+        switch (n_tokens) {                                                                        \
+        case 1:                                                                                    \
+            body(type, 1, rows, n_rows, acts, first_token, out, out_stride);                       \
+            break;                                                                                 \
+        case 2:                                                                                    \
+            body(type, 2, rows, n_rows, acts, first_token, out, out_stride);                       \
+            break;                                                                                 \
+        case 3:                                                                                    \
+            body(type, 3, rows, n_rows, acts, first_token, out, out_stride);                       \
+            break;                                                                                 \
+        case 4:                                                                                    \
+            body(type, 4, rows, n_rows, acts, first_token, out, out_stride);                       \
+            break;                                                                                 \
+        case 5:                                                                                    \
+            body(type, 5, rows, n_rows, acts, first_token, out, out_stride);                       \
+            break;                                                                                 \
+        case 6:                                                                                    \
+            body(type, 6, rows, n_rows, acts, first_token, out, out_stride);                       \
+            break;                                                                                 \
+        case 7:                                                                                    \
+            body(type, 7, rows, n_rows, acts, first_token, out, out_stride);                       \
+            break;                                                                                 \
+        default:                                                                                   \
+            body(type, 8, rows, n_rows, acts, first_token, out, out_stride);                       \
+            break;                                                                                 \
+        }                                                                                          \
+    }
+
+#endif
