@@ -1,4 +1,4 @@
-"""ggml's own quantisers, called through ctypes in a shared library that exports them."""
+"""ggml's own quantisers and products, called through ctypes in a library that exports them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def xllamacpp_library() -> Path:
 
 
 class Ggml:
-    """`ggml_quantize_chunk` and the `dequantize_row_*` of one library."""
+    """`ggml_quantize_chunk`, the `dequantize_row_*` and `ggml_vec_dot_*` of one library."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -61,4 +61,36 @@ class Ggml:
         function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
         out = np.zeros(n, np.float32)
         function(data.ctypes.data, out.ctypes.data, n)
+        return out
+
+    def dot_q8_k(
+        self,
+        data: NDArray[np.uint8],
+        name: str,
+        values: NDArray[np.int8],
+        scales: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """Rows `(n_rows, row_bytes)` of a K-quant with `(n_tokens, n_blocks, 256)` rounded values.
+
+        The result is `(n_tokens, n_rows)`; `scales` is `(n_tokens, n_blocks)`.
+        """
+        self._library.ggml_cpu_init()  # its table of half floats; again does nothing
+        function = getattr(self._library, f"ggml_vec_dot_{name[:-1]}K_q8_K")
+        function.restype = None
+        function.argtypes = (
+            ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t,
+            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int,
+        )  # fmt: skip
+        n_tokens, n_blocks, _ = values.shape
+        # struct block_q8_K of ggml-common.h
+        blocks = np.zeros((n_tokens, n_blocks), [("d", "<f4"), ("qs", "i1", 256), ("s", "<i2", 16)])
+        blocks["d"], blocks["qs"] = scales, values
+        blocks["s"] = values.reshape(n_tokens, n_blocks, 16, 16).sum(axis=3)
+        out = np.zeros((n_tokens, len(data)), np.float32)
+        for token in range(n_tokens):
+            for row in range(len(data)):
+                function(
+                    256 * n_blocks, out[token, row:].ctypes.data, 0, data[row].ctypes.data, 0,
+                    blocks[token].ctypes.data, 0, 1,
+                )  # fmt: skip
         return out

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from colibri_format import DTYPES, interleave
 from colibri_runtime._native import Isa, NativeLibrary, native
 from colibri_runtime.native_kernels import PRODUCT, NativeKernels, aligned_bytes
+from helpers.ggml_library import Ggml, xllamacpp_library
 from helpers.k_quants import LIMITS, Parts, extreme_parts, pack, products, random_parts
 
 TYPES = sorted(LIMITS)
@@ -147,3 +148,22 @@ def test_row_and_token_that_are_no_numbers_spoil_no_others(library, isa, name, f
     assert np.isnan(got[0, 3])
     assert np.isnan(got[1]).all()
     assert (np.delete(got[0], 3) == np.delete(good[0], 3)).all()
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", TYPES)
+def test_products_are_those_of_ggml(library, name):
+    rng = np.random.default_rng(4)
+    parts = random_parts(name, 16, 8, rng)
+    values = random_values(5, 8, rng)
+    x, scales = activations(values, rng)
+    expected = Ggml(xllamacpp_library()).dot_q8_k(
+        pack(parts), name, -values.astype(np.int8), -scales
+    )
+    for isa in (isa for isa in Isa if isa in library.isas):
+        for form in FORMS:
+            with kernels(library, isa) as native_kernels:
+                got = multiply(native_kernels, parts, form, x)
+            # Both are sums of the same integers, rounded in different orders.
+            sizes = products(parts, values, scales)[1]
+            assert (abs(got - expected) <= 40 * 2.0**-24 * sizes).all()

@@ -93,6 +93,14 @@ void colibri_acts_round(uint32_t isas, const struct colibri_acts *acts, int32_t 
     colibri_vector_code(isas)->round(acts->rounding, x, n, &target);
 }
 
+int32_t colibri_round_row(uint32_t isas, int32_t rounding, const float *x, int32_t n, void *values,
+                          float *scales, float *sums, int16_t *sums16, int32_t *sums32) {
+    if (colibri_acts_bytes(rounding, 1, n) < 0) return -EINVAL;
+    const struct colibri_round_target target = {values, scales, sums, sums16, sums32};
+    colibri_vector_code(isas)->round(rounding, x, n, &target);
+    return 0;
+}
+
 void colibri_acts_copy_row(const struct colibri_acts *to_acts, int32_t to,
                            const struct colibri_acts *from_acts, int32_t from) {
     int64_t bytes[5];

@@ -25,6 +25,12 @@ void colibri_acts_place(struct colibri_acts *acts, int32_t rounding, int64_t n_t
 void colibri_acts_round(uint32_t isas, const struct colibri_acts *acts, int32_t token,
                         int32_t first, int32_t n, const float *x);
 
+/* The same for one row in arrays of the caller's, those that struct colibri_acts says `rounding` has
+ * (others may be NULL), so that it can be compared. 0, or -EINVAL as colibri_acts_bytes. */
+COLIBRI_EXPORT int32_t colibri_round_row(uint32_t isas, int32_t rounding, const float *x, int32_t n,
+                                         void *values, float *scales, float *sums,
+                                         int16_t *sums16, int32_t *sums32);
+
 /* Copies row `from` of one to row `to` of another of the same rounding and columns. */
 void colibri_acts_copy_row(const struct colibri_acts *to_acts, int32_t to,
                            const struct colibri_acts *from_acts, int32_t from);

@@ -34,21 +34,30 @@ ALWAYS __m256i unpack_plain(int32_t type, const uint8_t *block) {
     return _mm256_or_si256(nibbles, _mm256_and_si256(set, _mm256_set1_epi8(16)));
 }
 
+/* What the excess adds to sums of 4 (VNNI) or 2 products. Each is corrected by itself: were all
+ * corrected in one place, sums of the others would lose bits to it as float32. */
+ALWAYS __m256i excess_sums(int32_t type, __m256i x) {
+    const __m256i excess = _mm256_set1_epi8((char)excess_of(type));
+#if defined(__AVX512VNNI__)
+    return _mm256_sub_epi32(_mm256_setzero_si256(),
+                            _mm256_dpbusd_epi32(_mm256_setzero_si256(), excess, x));
+#else
+    return _mm256_maddubs_epi16(excess, x);
+#endif
+}
+
 /* Sums of 4 products each. A single VPMADDUBSW never saturates here (blocks32_avx2.h). */
-ALWAYS __m256i dot_plain(int32_t type, __m256i w, __m256i x, int32_t sum_x) {
+ALWAYS __m256i dot_plain(int32_t type, __m256i w, __m256i x, __m256i excess) {
 #if defined(__AVX512VNNI__)
     if (type == COLIBRI_Q8_0) w = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
-    const __m256i start = _mm256_zextsi128_si256(_mm_cvtsi32_si128(-excess_of(type) * sum_x));
-    return _mm256_dpbusd_epi32(excess_of(type) ? start : _mm256_setzero_si256(), w, x);
+    return _mm256_dpbusd_epi32(excess_of(type) ? excess : _mm256_setzero_si256(), w, x);
 #else
     const __m256i ones = _mm256_set1_epi16(1);
     if (type == COLIBRI_Q8_0)
         return _mm256_madd_epi16(
             _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)), ones);
-    const __m256i sum = _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones);
-    if (excess_of(type) == 0) return sum;
-    const __m128i start = _mm_cvtsi32_si128(-excess_of(type) * sum_x);
-    return _mm256_add_epi32(sum, _mm256_zextsi128_si256(start));
+    const __m256i pairs = _mm256_maddubs_epi16(w, x);
+    return _mm256_madd_epi16(excess_of(type) ? _mm256_sub_epi16(pairs, excess) : pairs, ones);
 #endif
 }
 
@@ -66,7 +75,6 @@ ALWAYS void dot_two_plain(int32_t type, int32_t n_tokens, const uint8_t *a, cons
     const int8_t *values = (const int8_t *)acts->values + first_token * columns;
     const float *scales = acts->scales + first_token * n_groups;
     const float *scaled_sums = has_offset ? acts->sums + first_token * n_groups : NULL;
-    const int32_t *sums32 = acts->sums32 + first_token * n_groups;
     __m256 sums[2][COLIBRI_KERNEL_TOKENS];
     __m128 offsets[2][COLIBRI_KERNEL_TOKENS];
 #pragma GCC unroll 8
@@ -75,24 +83,31 @@ ALWAYS void dot_two_plain(int32_t type, int32_t n_tokens, const uint8_t *a, cons
         offsets[0][t] = offsets[1][t] = _mm_setzero_ps();
     }
     for (int64_t group = 0; group < n_groups; group++) {
+        __m256i w[2];
+        float scale[2], offset[2];
 #pragma GCC unroll 2
         for (int32_t row = 0; row < 2; row++) {
             const uint8_t *block = (row ? b : a) + group * bytes_of(type);
             _mm_prefetch((const char *)block + PREFETCH_BYTES, _MM_HINT_T0);
-            const __m256i w = unpack_plain(type, block);
-            const float scale = plain_scale(type, block);
-            const float offset =
-                has_offset ? colibri_float_of_half(colibri_load_u16(block + 2)) : 0.0f;
+            w[row] = unpack_plain(type, block);
+            scale[row] = plain_scale(type, block);
+            offset[row] = has_offset ? colibri_float_of_half(colibri_load_u16(block + 2)) : 0.0f;
+        }
 #pragma GCC unroll 8
-            for (int32_t t = 0; t < n_tokens; t++) {
-                const int64_t at = t * n_groups + group;
-                const __m256i x = _mm256_loadu_si256((const void *)(values + at * 32));
-                const __m256i sum = dot_plain(type, w, x, sums32[at]);
-                sums[row][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum),
-                                               _mm256_set1_ps(scale * scales[at]), sums[row][t]);
+        for (int32_t t = 0; t < n_tokens; t++) {
+            const int64_t at = t * n_groups + group;
+            const __m256i x = _mm256_loadu_si256((const void *)(values + at * 32));
+            const __m256i excess = excess_sums(type, x);
+#pragma GCC unroll 2
+            for (int32_t row = 0; row < 2; row++) {
+                const __m256i sum = dot_plain(type, w[row], x, excess);
+                sums[row][t] =
+                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum),
+                                    _mm256_set1_ps(scale[row] * scales[at]), sums[row][t]);
                 if (has_offset)
-                    offsets[row][t] = _mm_fmadd_ss(
-                        _mm_set_ss(offset), _mm_set_ss(scaled_sums[at]), offsets[row][t]);
+                    offsets[row][t] =
+                        _mm_fmadd_ss(_mm_set_ss(offset[row]), _mm_set_ss(scaled_sums[at]),
+                                     offsets[row][t]);
             }
         }
     }

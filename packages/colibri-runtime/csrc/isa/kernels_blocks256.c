@@ -4,6 +4,9 @@
 #if defined(__AVX512VNNI__)
 #include "blocks256_avx512_rows.h"
 #include "blocks256_avx512_x16.h"
+#elif defined(__AVX2__)
+#include "blocks256_avx2_rows.h"
+#include "blocks256_avx2_x16.h"
 #else
 #include "blocks256_scalar.h"
 #endif
