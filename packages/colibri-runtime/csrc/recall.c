@@ -19,7 +19,7 @@ int32_t colibri_recall(struct colibri_recall *state, int32_t layer, int64_t visi
     int32_t n_touched = 0;
     for (int32_t lag = 1; lag <= n_past; lag++) {
         /* `row` is that of the visit that followed the one at this lag. */
-        const int32_t next = row;
+        int32_t next = row;
         row = row ? row - 1 : window - 1;
         const int32_t *past = picks + (size_t)row * (size_t)state->max_picks;
         int32_t n_same = 0;
@@ -30,12 +30,17 @@ int32_t colibri_recall(struct colibri_recall *state, int32_t layer, int64_t visi
         age *= state->fading;
         const float weight = age * expf(state->sharpness * overlap);
         total += weight;
-        const int32_t *followers = picks + (size_t)next * (size_t)state->max_picks;
-        const float *counts = shares + (size_t)next * (size_t)state->max_picks;
-        for (int32_t i = 0; i < sizes[next]; i++) {
-            const int32_t expert = followers[i];
-            if (state->likelihoods[expert] == 0.0f) state->touched[n_touched++] = expert;
-            state->likelihoods[expert] += weight * counts[i];
+        float vote = weight;
+        for (int32_t ahead = 1; ahead <= state->n_ahead && ahead <= lag; ahead++) {
+            const int32_t *followers = picks + (size_t)next * (size_t)state->max_picks;
+            const float *counts = shares + (size_t)next * (size_t)state->max_picks;
+            for (int32_t i = 0; i < sizes[next]; i++) {
+                const int32_t expert = followers[i];
+                if (state->likelihoods[expert] == 0.0f) state->touched[n_touched++] = expert;
+                state->likelihoods[expert] += vote * counts[i];
+            }
+            vote *= state->later;
+            next = next + 1 < window ? next + 1 : 0;
         }
     }
     int32_t n_likely = 0;

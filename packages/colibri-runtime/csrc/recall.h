@@ -11,11 +11,13 @@ struct colibri_recall {
     int32_t window;     /* visits of a layer that are remembered, at least 1 */
     int32_t max_picks;  /* experts of one visit, at most */
     int32_t max_likely; /* experts that are given back, at most */
+    int32_t n_ahead;    /* visits after the one that is alike, whose experts are likely */
     int32_t n_experts;
     float sharpness;    /* how much more a token counts that was routed alike */
     float fading;       /* how much less each further token counts, at most 1 */
     float least;        /* likelihood from which an expert is given back, above 0 */
-    float reserved;
+    float later;        /* how much less each further one of those visits counts, above 0 */
+    int32_t reserved;
     int32_t *picks;     /* (n_layers, window, max_picks): experts of each visit, a ring */
     float *shares;      /* (n_layers, window, max_picks): what each of them counts */
     int32_t *sizes;     /* (n_layers, window): how many there are */

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import log
 from typing import Final
 
-from .policy_decayed import DecayedPolicy
+from .policy_decayed import NEVER_USED, DecayedPolicy
 
 HALF_LIFE: Final = 20.0
 """Visits of its layer after which a use counts half."""
@@ -51,21 +51,19 @@ class Cadence(DecayedPolicy):
         self._approach = approach
         self._clock = 0.0
         self._seen: set[int] = set()
+        self._stale: dict[int, float] = {}
         # What blocks count, and will not any more from the layer's next visit on.
         self._recent: list[dict[int, float]] = [{} for _ in range(n_layers)]
 
     def _visit(self, layer: int) -> None:
-        # What the visit before chose is no longer recent.
         unit = self._begin(layer)
         seen = self._seen
         if layer not in seen:
             seen.add(layer)
         self._clock += self._approach / len(seen)
-        values, recent = self._values[layer], self._recent[layer]
+        # What the visit before chose is no longer recent.
+        self._stale = self._recent[layer]
         self._recent[layer] = {}
-        for expert in recent:
-            if expert in values:
-                self._set(layer, expert, self._plain(layer, expert))
         self._move(layer, -log(unit) - self._clock)
 
     def _count(self, layer: int, experts: Sequence[int], weights: Sequence[float] | None) -> None:
@@ -82,6 +80,21 @@ class Cadence(DecayedPolicy):
             counts[expert] = count = get(expert, 0.0) + base + slope * weight
             recent[expert] = count + recent_base + recent_slope * weight
 
+    def _reprice(self, layer: int) -> None:
+        stale = self._stale
+        if stale:
+            values, recent, get = self._values[layer], self._recent[layer], self._counts[layer].get
+            floor = NEVER_USED * self._units[layer]
+            self._set_all(
+                layer,
+                {
+                    expert: recent[expert] if expert in recent else get(expert, 0.0) + floor
+                    for expert in stale
+                    if expert in values
+                },
+            )
+            self._stale = {}
+
     def _value(self, layer: int, expert: int) -> float:
         strength = self._recent[layer].get(expert)
-        return self._plain(layer, expert) if strength is None else log(strength)
+        return self._plain(layer, expert) if strength is None else strength

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from heapq import heapify
 from math import log
 from typing import Final
 
@@ -12,13 +11,13 @@ from .policy_ranked import RankedPolicy
 
 _LARGEST_UNIT: Final = 1e60
 """Far from overflow, and with a half-life of 20 visits reached once in 4000."""
-_NEVER_USED: Final = 1e-9
+NEVER_USED: Final = 1e-9
 _LONGEST: Final = 64.0
 """Visits that what was learned before weighs as much as, at most."""
 
 
 class DecayedPolicy(RankedPolicy):
-    """Base of policies whose values are logarithms of decayed counts.
+    """Base of policies whose values are decayed counts, and what is added to them.
 
     Instead of every count decaying with each visit of its layer, the unit of that layer grows by
     `growth`; the layer's offset brings it back. So the counts of blocks that were not used need
@@ -49,19 +48,16 @@ class DecayedPolicy(RankedPolicy):
         return unit
 
     def _plain(self, layer: int, expert: int) -> float:
-        """Logarithm of the count alone."""
-        return log(self._counts[layer].get(expert, 0.0) + _NEVER_USED * self._units[layer])
+        """The count alone."""
+        return self._counts[layer].get(expert, 0.0) + NEVER_USED * self._units[layer]
 
     def _shrink(self, layer: int, unit: float) -> float:
         """Goes over to a unit of 1 from `unit`, which all counts of the layer are in."""
         counts, values = self._counts[layer], self._values[layer]
         for expert in counts:
             counts[expert] /= unit
-        shift = log(unit)
         for expert in values:
-            values[expert] -= shift
-        heap = self._heaps[layer]
-        heap[:] = [(value, expert) for expert, value in values.items()]
-        heapify(heap)
-        self._move(layer, self._offsets[layer] + shift)
+            values[expert] /= unit
+        self._rebuild(layer)
+        self._move(layer, self._offsets[layer] + log(unit))
         return 1.0

@@ -19,8 +19,8 @@ HOT_SHARE: Final = 0.1
 
 _HOT_EVERY: Final = 16
 _SEED_EVENTS: Final = 32.0
-# Above any difference of logarithms of counts, so that hot blocks leave after all others.
-_HOT: Final = 1e4
+# Above any ratio of counts, so that hot blocks leave after all others.
+_HOT: Final = 1e40
 
 
 class Hybrid(DecayedPolicy):
@@ -81,7 +81,7 @@ class Hybrid(DecayedPolicy):
         self._hot[layer] = hot
         for expert in before ^ hot:
             if expert in values:
-                self._set(layer, expert, values[expert] + (_HOT if expert in hot else -_HOT))
+                self._set(layer, expert, values[expert] * (_HOT if expert in hot else 1.0 / _HOT))
 
     def _count(self, layer: int, experts: Sequence[int], weights: Sequence[float] | None) -> None:
         counts, uses, unit = self._counts[layer], self._uses[layer], self._units[layer]
@@ -90,4 +90,4 @@ class Hybrid(DecayedPolicy):
             uses[expert] = uses.get(expert, 0.0) + 1.0
 
     def _value(self, layer: int, expert: int) -> float:
-        return self._plain(layer, expert) + (_HOT if expert in self._hot[layer] else 0.0)
+        return self._plain(layer, expert) * (_HOT if expert in self._hot[layer] else 1.0)

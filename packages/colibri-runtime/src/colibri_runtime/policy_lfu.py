@@ -39,4 +39,4 @@ class Lfu(RankedPolicy):
             counts[expert] = floor(counts.get(expert, 0.0)) + 1.0 + step
 
     def _value(self, layer: int, expert: int) -> float:
-        return self._counts[layer].get(expert, 0.0)
+        return self._counts[layer].get(expert, _STEP / 2)

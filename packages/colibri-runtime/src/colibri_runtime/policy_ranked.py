@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from math import inf
+from math import inf, log
 from typing import Final
 
 from .policy import Key
@@ -16,12 +16,12 @@ _SLACK: Final = 32
 
 
 class RankedPolicy(ABC):
-    """Evicts the block whose `value + offset of its layer` is lowest.
+    """Evicts the block whose `log(value) + offset of its layer` is lowest.
 
-    Values of one layer's blocks compare among themselves for as long as they are not set anew, so
-    they must not drift apart with time: a subclass counts in units that grow instead of decaying
-    what it counted. The offset brings all values of a layer to a common unit; changing it costs
-    the same however many blocks the layer has.
+    Values, above 0, of one layer's blocks compare among themselves for as long as they are not set
+    anew, so they must not drift apart with time: a subclass counts in units that grow instead of
+    decaying what it counted. The offset brings all values of a layer to a common unit; changing
+    it costs the same however many blocks the layer has.
 
     A heap of values for each layer, with entries that are outdated left in until they surface,
     and a heap of lower bounds of the layers: O(log n) for each call, amortised.
@@ -57,6 +57,9 @@ class RankedPolicy(ABC):
     def _count(self, layer: int, experts: Sequence[int], weights: Sequence[float] | None) -> None:
         """The event asks for `experts`."""
 
+    def _reprice(self, layer: int) -> None:
+        """Blocks that are not in use get the values that the event gave them."""
+
     @abstractmethod
     def _value(self, layer: int, expert: int) -> float:
         """The value of a block, in or out of the policy."""
@@ -70,6 +73,7 @@ class RankedPolicy(ABC):
         self._latest = layer
         self._visit(layer)
         self._count(layer, experts, weights)
+        self._reprice(layer)
 
     def pin(self, key: Key) -> None:
         layer, expert = key
@@ -91,6 +95,7 @@ class RankedPolicy(ABC):
                 self._latest = layer
                 self._visit(layer)
             self._count(layer, (expert,), None)
+            self._reprice(layer)
         self._set(layer, expert, self._value(layer, expert))
 
     def admit(self, key: Key) -> None:
@@ -131,16 +136,42 @@ class RankedPolicy(ABC):
         values = self._values[layer]
         heap = self._heaps[layer]
         values[expert] = value
-        heappush(heap, (value, expert))
-        bound = value + self._offsets[layer]
+        entry = (value, expert)
+        heappush(heap, entry)
+        if heap[0] is entry:
+            self._lower(layer, value)
+        if len(heap) > 2 * len(values) + _SLACK:
+            self._rebuild(layer)
+        if self._quotas is not None and len(values) > self._quotas[layer]:
+            self._surplus[layer] = None
+
+    def _set_all(self, layer: int, fresh: dict[int, float]) -> None:
+        """As `_set` for many blocks of a layer, all of which have a value already."""
+        values, heap = self._values[layer], self._heaps[layer]
+        values.update(fresh)
+        if 4 * len(fresh) < len(values):
+            for expert, value in fresh.items():
+                heappush(heap, (value, expert))
+            if len(heap) > 2 * len(values) + _SLACK:
+                self._rebuild(layer)
+        elif fresh:
+            self._rebuild(layer)
+        entry = self._first(layer)
+        if entry is not None:
+            self._lower(layer, entry[0])
+
+    def _rebuild(self, layer: int) -> None:
+        """The layer's heap without what is outdated."""
+        heap = self._heaps[layer]
+        heap[:] = [(value, expert) for expert, value in self._values[layer].items()]
+        heapify(heap)
+
+    def _lower(self, layer: int, value: float) -> None:
+        """The layer may have a block of `value`, lower than all that were known."""
+        bound = log(value) + self._offsets[layer]
         if bound < self._bounds[layer]:
             self._bounds[layer] = bound
             heappush(self._queue, (bound, layer))
-        if len(heap) > 2 * len(values) + _SLACK:
-            heap[:] = [(v, e) for e, v in values.items()]
-            heapify(heap)
-        if self._quotas is not None and len(values) > self._quotas[layer]:
-            self._surplus[layer] = None
 
     def _move(self, layer: int, offset: float) -> None:
         """Sets what all values of a layer are compared by beside themselves."""
@@ -169,7 +200,7 @@ class RankedPolicy(ABC):
                 bounds[layer] = inf
                 heappop(queue)
                 continue
-            actual = entry[0] + self._offsets[layer]
+            actual = log(entry[0]) + self._offsets[layer]
             if actual > bound:
                 bounds[layer] = actual
                 heapreplace(queue, (actual, layer))

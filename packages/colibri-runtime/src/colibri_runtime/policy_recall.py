@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
 from typing import Final
 
 from .policy import Key
 from .policy_cadence import APPROACH, COUNT, ECHO, HALF_LIFE, Cadence
 from .recall import Recall
 
-RECALL: Final = 20.0
+RECALL: Final = 25.0
 """Uses that a block counts more that is sure to be asked for at its layer's next visit, as far as
 earlier tokens tell."""
 
@@ -46,10 +45,11 @@ class RecallPolicy(Cadence):
         self._is_pressed = True
         return super().victim(is_prefetch=is_prefetch)
 
-    def observe(
-        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
-    ) -> None:
-        super().observe(layer, experts, weights)
+    def _count(self, layer: int, experts: Sequence[int], weights: Sequence[float] | None) -> None:
+        super()._count(layer, experts, weights)
+        if not self._is_observed:
+            # Without events there are no tokens to compare.
+            return
         n = len(experts)
         total = sum(weights) if weights is not None else 0.0
         if weights is None or total <= 0.0:
@@ -58,14 +58,14 @@ class RecallPolicy(Cadence):
             scale = COUNT[1] * n / total
             shares = [COUNT[0] + scale * weight for weight in weights]
         likely, by = self._recall.observe(layer, experts, shares, is_asked=self._is_pressed)
-        if not likely:
-            return
-        unit = self._recall_weight * self._units[layer]
-        recent, counts, values = self._recent[layer], self._counts[layer], self._values[layer]
-        for expert, likelihood in zip(likely, by, strict=True):
-            strength = recent.get(expert)
-            if strength is None:
-                strength = counts.get(expert, 0.0)
-            recent[expert] = strength = strength + unit * likelihood
-            if expert in values:
-                self._set(layer, expert, log(strength))
+        if likely:
+            unit = self._recall_weight * self._units[layer]
+            recent, get = self._recent[layer], self._counts[layer].get
+            values, stale = self._values[layer], self._stale
+            for expert, likelihood in zip(likely, by, strict=True):
+                # Blocks that are neither here nor asked for now are read when they are asked for.
+                if expert in recent:
+                    recent[expert] += unit * likelihood
+                elif expert in values:
+                    recent[expert] = get(expert, 0.0) + unit * likelihood
+                    stale[expert] = 0.0

@@ -18,7 +18,11 @@ FADING: Final = 0.99
 """How much less each further token counts."""
 KEPT_A_TOKEN: Final = 0.1
 """What is left of a layer's say in how alike two tokens are when its turn comes again."""
-LEAST: Final = 0.05
+N_AHEAD: Final = 3
+"""Successors of a token that was routed alike, whose choices are likely."""
+LATER: Final = 0.6
+"""How much less each further one of them counts."""
+LEAST: Final = 0.02
 """Likelihood from which an expert is told of."""
 MAX_PICKS: Final = 16
 """Experts of one event; a batch that asks for more is no token, and is not remembered."""
@@ -27,8 +31,9 @@ MAX_LIKELY: Final = 64
 # struct colibri_recall of recall.h.
 _STATE: Final = np.dtype(
     [
-        *((name, "i4") for name in ("window", "max_picks", "max_likely", "n_experts")),
-        *((name, "f4") for name in ("sharpness", "fading", "least", "reserved")),
+        *((name, "i4") for name in ("window", "max_picks", "max_likely", "n_ahead", "n_experts")),
+        *((name, "f4") for name in ("sharpness", "fading", "least", "later")),
+        ("reserved", "i4"),
         *(
             (name, "u8")
             for name in (
@@ -45,8 +50,9 @@ class Recall:
 
     Two tokens are alike when their layers chose the same experts. The overlap of the present token
     with each of the last `WINDOW` ones is followed through the layers, a decayed mean; each of
-    those tokens votes for what its successor chose, with `fading**lag * exp(sharpness * overlap)`.
-    This is attention over tokens, with routing as key and the next token's routing as value.
+    those tokens votes for what its successors chose, with `FADING**lag * exp(SHARPNESS * overlap)`,
+    and for later ones less. This is attention over tokens, with routing as key and the routing
+    of the tokens that came next as value.
 
     Computes in C, and in NumPy where the library is missing; equal but for rounding.
     """
@@ -111,7 +117,6 @@ class Recall:
         """As colibri_recall in recall.c."""
         n_past = min(visit, WINDOW - 1)
         rows = (visit - self._lags[:n_past]) % WINDOW
-        following = (rows + 1) % WINDOW
         now = self._picks[layer, visit % WINDOW, : self._sizes[layer, visit % WINDOW]]
         is_picked = np.zeros(self._n_experts, np.float32)
         is_picked[now] = 1.0
@@ -122,9 +127,16 @@ class Recall:
         if len(now):
             overlaps += np.float32(1.0 - self._keep) * same / np.float32(len(now))
         votes = self._ages[:n_past] * np.exp(np.float32(SHARPNESS) * overlaps)
-        by_pick = (votes[:, None] * self._shares[layer][following])[is_there[following]]
-        followers = self._picks[layer][following][is_there[following]]
-        likelihoods = np.bincount(followers, by_pick) / (1.0 + votes.sum())
+        likelihoods = np.zeros(self._n_experts)
+        for ahead in range(min(N_AHEAD, n_past)):
+            # Of the token before, one follows; of the one before that, two.
+            rows = (visit - self._lags[ahead:n_past] + 1 + ahead) % WINDOW
+            there = is_there[rows]
+            by_pick = (votes[ahead:, None] * self._shares[layer][rows])[there] * LATER**ahead
+            likelihoods += np.bincount(
+                self._picks[layer][rows][there], by_pick, minlength=self._n_experts
+            )
+        likelihoods /= 1.0 + votes.sum()
         likely = np.flatnonzero(likelihoods >= LEAST)[:MAX_LIKELY]
         return likely.tolist(), likelihoods[likely].tolist()
 
@@ -139,7 +151,8 @@ class Recall:
             self._likely, self._likely_by,
         )  # fmt: skip
         self._state[0] = (
-            WINDOW, MAX_PICKS, MAX_LIKELY, self._n_experts, SHARPNESS, FADING, LEAST, 0.0,
+            WINDOW, MAX_PICKS, MAX_LIKELY, N_AHEAD, self._n_experts,
+            SHARPNESS, FADING, LEAST, LATER, 0,
             *(place.ctypes.data for place in places),
         )  # fmt: skip
         self._address = self._state.ctypes.data
