@@ -57,7 +57,7 @@ class RankedPolicy(ABC):
     def _count(self, layer: int, experts: Sequence[int], weights: Sequence[float] | None) -> None:
         """The event asks for `experts`."""
 
-    def _reprice(self, layer: int) -> None:
+    def _reprice(self, layer: int) -> None:  # noqa: B027  (nothing to do for most policies)
         """Blocks that are not in use get the values that the event gave them."""
 
     @abstractmethod
