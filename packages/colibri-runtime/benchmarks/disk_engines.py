@@ -5,8 +5,8 @@ random blocks within each, the next layer only when all have come.
     python packages/colibri-runtime/benchmarks/disk_engines.py --folder /tmp/scratch depth split
 
 Every figure is a median over rounds, with the least and the largest; in a round each arm reads
-other blocks, in an order that changes, after the page cache was dropped (as root; otherwise that of the
-file alone). CPU seconds are those of the process, kernel and threads included. What a virtual disk
+other blocks, in an order that changes, after the page cache was dropped (as root; otherwise that
+of the file alone). CPU seconds are those of the process, kernel and threads included. What a virtual disk
 gives may be its host's memory: quote ratios. See docs/io.md.
 """
 
@@ -104,7 +104,7 @@ class Blocks:
         self.sums = np.load(side).tolist()
 
     def choose(self, rng: np.random.Generator, n_bytes: int, group: int) -> list[list[int]]:
-        """Blocks to read, `group` different ones of each layer, layer after layer, again and again."""
+        """Blocks to read, `group` different ones of each layer, layer after layer, for ever."""
         n_layers = max(1, self.n // EXPERTS)
         experts = min(EXPERTS, self.n)
         n_groups = max(1, n_bytes // (self.size * group))
