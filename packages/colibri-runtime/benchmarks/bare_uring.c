@@ -1,9 +1,10 @@
 /* What the disk gives to a loop around io_uring that does nothing else: the yardstick of
  * disk_engines.py, independent of the library's own code.
  *
- * bare_uring FILE BLOCK_BYTES DEPTH GROUP < offsets (u64, native order)
+ * bare_uring FILE BLOCK_BYTES DEPTH GROUP N_SLOTS < offsets (u64, native order)
  * Reads blocks directly into huge pages, GROUP at a time with at most DEPTH in flight, waiting for
- * each group before the next. Prints wall seconds, CPU seconds and bytes. */
+ * each group before the next, into N_SLOTS slots in turn. Prints wall seconds, CPU seconds and
+ * bytes. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -41,10 +42,11 @@ static void die(const char *what)
 
 int main(int argc, char **argv)
 {
-    if (argc != 5)
+    if (argc != 6)
         return 2;
     const size_t block = strtoull(argv[2], NULL, 10);
     const unsigned depth = (unsigned)atoi(argv[3]), group = (unsigned)atoi(argv[4]);
+    const size_t n_slots = strtoull(argv[5], NULL, 10);
     const int file = open(argv[1], O_RDONLY | O_DIRECT);
     if (file < 0)
         die(argv[1]);
@@ -54,7 +56,7 @@ int main(int argc, char **argv)
         die("malloc");
     n = fread(offsets, sizeof *offsets, room, stdin);
 
-    const size_t huge = 2 << 20, bytes = block * group;
+    const size_t huge = 2 << 20, bytes = block * n_slots;
     uint8_t *map = mmap(NULL, bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                         -1, 0);
     if (map == MAP_FAILED)
@@ -95,7 +97,7 @@ int main(int argc, char **argv)
                 sqes[at].opcode = IORING_OP_READ;
                 sqes[at].fd = file;
                 sqes[at].off = offsets[first + begun];
-                sqes[at].addr = (uintptr_t)(slots + begun * block);
+                sqes[at].addr = (uintptr_t)(slots + (first + begun) % n_slots * block);
                 sqes[at].len = (unsigned)block;
                 sq_array[at] = at;
                 __atomic_store_n(sq_tail, tail + 1, __ATOMIC_RELEASE);

@@ -5,9 +5,12 @@ random blocks within each, the next layer only when all have come.
     python packages/colibri-runtime/benchmarks/disk_engines.py --folder /tmp/scratch depth split
 
 Every figure is a median over rounds, with the least and the largest; in a round each arm reads
-other blocks, in an order that changes, after the page cache was dropped (as root; otherwise that
-of the file alone). CPU seconds are those of the process, kernel and threads included. What a virtual disk
-gives may be its host's memory: quote ratios. See docs/io.md.
+<<<<<<< HEAD other blocks, in an order that changes, after the page cache was dropped (as root;
+otherwise that of the file alone). CPU seconds are those of the process, kernel and threads
+included. What a virtual disk ======= other blocks, in an order that changes, after the page cache
+was dropped (as root; else that of the file alone). CPU seconds are those of the process, kernel
+and threads included. What a virtual disk >>>>>>> disk gives may be its host's memory: quote
+ratios. See docs/io.md.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from colibri_runtime.pool import Pool
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = {"64K": 64 * KIB, "1M": MIB, "3.5M": 7 * MIB // 2, "8M": 8 * MIB}
 EXPERTS = 64
+POOL_BYTES = 256 * MIB
 CHUNK = 64 * MIB
 
 
@@ -104,7 +108,11 @@ class Blocks:
         self.sums = np.load(side).tolist()
 
     def choose(self, rng: np.random.Generator, n_bytes: int, group: int) -> list[list[int]]:
+<<<<<<< HEAD
         """Blocks to read, `group` different ones of each layer, layer after layer, for ever."""
+=======
+        """Blocks to read: `group` different ones of each layer, layer after layer."""
+>>>>>>> disk
         n_layers = max(1, self.n // EXPERTS)
         experts = min(EXPERTS, self.n)
         n_groups = max(1, n_bytes // (self.size * group))
@@ -142,9 +150,12 @@ def drop_cache(path: Path) -> str:
     return "all"
 
 
-def run_bare(arm: Arm, program: Path, blocks: Blocks, groups: list[list[int]]) -> list[float]:
+def run_bare(
+    arm: Arm, program: Path, n_slots: int, blocks: Blocks, groups: list[list[int]]
+) -> list[float]:
     offsets = np.array([i * blocks.size for group in groups for i in group], np.uint64)
     command = [program, blocks.path, str(blocks.size), str(arm.depth), str(len(groups[0]))]
+    command.append(str(n_slots))
     result = subprocess.run(command, input=offsets.tobytes(), capture_output=True, check=True)
     return [float(word) for word in result.stdout.split()]
 
@@ -154,7 +165,7 @@ def run_engine(arm: Arm, pool: Pool, blocks: Blocks, groups: list[list[int]]) ->
     engine = open_engine(
         arm.engine,
         [BlockFile(blocks.path, probe)],
-        arena=pool.slot(0).base.reshape(-1) if arm.registered else None,
+        arena=pool.arena if arm.registered else None,
         depth=arm.depth,
         split_bytes=arm.split_bytes,
         n_threads=arm.n_threads,
@@ -162,11 +173,12 @@ def run_engine(arm: Arm, pool: Pool, blocks: Blocks, groups: list[list[int]]) ->
         is_verified=arm.is_verified,
     )
     gc.collect()
-    n_bytes = 0
+    n_bytes = slot = 0
     wall, used = time.perf_counter(), time.process_time()
     for group in groups:
-        for slot, block in enumerate(group):
+        for block in group:
             engine.submit(read_of(blocks, block, pool, slot))
+            slot = (slot + 1) % pool.n_slots
         engine.flush()
         left = len(group)
         while left:
@@ -194,6 +206,7 @@ def read_of(blocks: Blocks, block: int, pool: Pool, slot: int) -> BlockRead:
         checksum=blocks.sums[block],
         slot=slot,
         buffer=pool.slot(slot),
+        address=pool.addresses[slot],
     )
 
 
@@ -209,7 +222,7 @@ def measure(
 ) -> None:
     for name in sizes:
         blocks = Blocks(path, SIZES[name])
-        pool = Pool(group, blocks.size)
+        pool = Pool(max(group, POOL_BYTES // blocks.size), blocks.size)
         found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for number in range(rounds):
             shift = number * 3 % len(arms)
@@ -218,15 +231,16 @@ def measure(
                 groups = blocks.choose(rng, int(n_bytes * arm.share), group)
                 cache = drop_cache(path)
                 if arm.engine == "bare":
-                    wall, used, done = run_bare(arm, program, blocks, groups)
+                    wall, used, done = run_bare(arm, program, pool.n_slots, blocks, groups)
                 else:
                     wall, used, done = run_engine(arm, pool, blocks, groups)
                 found[arm.name].append((done / wall / 1e9, used / done * 1e9))
-        pool.close()
         bare = statistics.median(rate for rate, _ in found.get("bare", found[arms[0].name]))
+        huge = (pool.report().huge_bytes or 0) / pool.arena_bytes
+        pool.close()
         print(
             f"\nblocks of {name}, {group} a layer, {n_bytes >> 20} MiB an arm, {rounds} rounds, "
-            f"page cache dropped: {cache}"
+            f"page cache dropped: {cache}; {huge:.0%} of the pool in huge pages"
         )
         print(f"{'arm':30} {'GB/s':>6} {'least':>6} {'most':>6} {'of first':>9} {'CPU s/GB':>9}")
         for arm in arms:
