@@ -115,30 +115,41 @@ def test_block_size_that_is_no_power_of_two_is_usage(tmp_path: Path, capsys: Cap
     assert "error[bad-alignment]" in capsys.readouterr().err
 
 
-def test_interrupt_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_interrupt_keeps_the_work_and_the_same_command_goes_on(
+    tmp_path: Path, name: str, status: int, capsys: Capture
+) -> None:
     source = gguf_model("llama").write(tmp_path / "in.gguf")
-    # The process interrupts itself after the first tile: no timing is involved.
+    output = tmp_path / "m.colibri"
+    # The process interrupts itself in the middle: no timing is involved.
     script = (
         "import os, signal, sys\n"
         "from colibri_repack import cmd_repack, api\n"
         "real = api.convert\n"
+        "def half(done, total):\n"
+        f"    done > total // 2 and os.kill(os.getpid(), signal.{name})\n"
         "def stop(*a, progress=None, **k):\n"
-        "    return real(*a, progress=lambda d, t: os.kill(os.getpid(), signal.SIGINT), **k)\n"
+        "    return real(*a, progress=half, **k)\n"
         "api.convert = stop\n"
         "sys.exit(cmd_repack.main(sys.argv[1:]))\n"
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", script, str(source), str(tmp_path / "m.colibri")],
+        [sys.executable, "-c", script, str(source), str(output)],
         capture_output=True,
         text=True,
         check=False,
     )
 
-    assert done.returncode == 130
+    assert done.returncode == status
     assert "Traceback" not in done.stderr
     assert "interrupted" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
+    assert "the same command goes on" in done.stderr
+    assert not output.exists()
+    assert (tmp_path / "m.colibri.part").exists()
+    assert cmd_repack.main([str(source), str(output), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["resumed_bytes"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf", "m.colibri"]
 
 
 def test_killed_in_the_middle_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:

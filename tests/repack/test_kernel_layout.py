@@ -162,7 +162,7 @@ def test_tiles_smaller_than_a_matrix_give_the_same_file(
 ) -> None:
     source = quant_model(DTYPES["q4_k"]).write(tmp_path / "in.gguf")
     repack(source, tmp_path / "whole.colibri", layout="x16")
-    monkeypatch.setattr("colibri_repack.convert.TILE_BYTES", 5000)
+    monkeypatch.setattr("colibri_repack.memory_plan._TILES", (5000,))
 
     repack(source, tmp_path / "tiles.colibri", layout="x16")
 

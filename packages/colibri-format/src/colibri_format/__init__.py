@@ -1,6 +1,7 @@
 """The `.colibri` expert-block file: one aligned, checksummed block for each expert."""
 
 from .c_header import get_include
+from .checkpoints import Resume
 from .checksum import checksum
 from .diff import Difference, diff_files
 from .dtypes import DTYPES, DTYPES_BY_GGML_ID, DType
@@ -37,9 +38,10 @@ from .plan import FilePlan, block_padding, plan_layout
 from .reader import Reader
 from .reader import open_file as open
 from .repair import Restored, describe_loss, repair
+from .sink import Sink
 from .units import format_size, parse_size
 from .verify import Damage
-from .writer import Sink, Writer
+from .writer import Writer
 
 __all__ = [
     "DTYPES",
@@ -66,6 +68,7 @@ __all__ = [
     "MoeSpec",
     "Reader",
     "Restored",
+    "Resume",
     "Role",
     "RopeSpec",
     "Segment",

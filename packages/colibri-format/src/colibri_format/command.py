@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Final
 
-from .errors import ColibriError, UsageError
+from .errors import ColibriError, UsageError, printable
 
 EXIT_OK: Final = 0
 EXIT_DATA: Final = 1
@@ -40,10 +41,10 @@ def run_command(
     except ColibriError as error:
         is_usage = isinstance(error, usage) or error.code in usage_codes
         return _tell(error.code, error, EXIT_USAGE if is_usage else EXIT_DATA)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):
-            print(on_interrupt, file=sys.stderr)
-        return EXIT_INTERRUPTED
+            print(on_interrupt, *_notes(error), sep="\n", file=sys.stderr)
+        return error.status if isinstance(error, Terminated) else EXIT_INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_DATA
@@ -53,6 +54,41 @@ def run_command(
     except OSError as error:
         return _tell_stream(error)
     return status
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal that asks the process to end was received; `status` is the one to exit with."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.status = 128 + number
+
+
+@contextlib.contextmanager
+def ends_like_interrupt() -> Iterator[None]:
+    """Within, SIGTERM and SIGHUP end the work as Ctrl-C does, so that it can be tidied up.
+
+    Signals that are ignored stay so, as under nohup. For the main thread.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise Terminated(number)
+
+    before = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _notes(error: BaseException) -> list[str]:
+    """What was noted on `error` on its way, as where unfinished work was left."""
+    return [printable(note) for note in getattr(error, "__notes__", ())]
 
 
 def _exit_after_flush() -> int:
@@ -69,6 +105,9 @@ def _exit_after_flush() -> int:
 def _tell(code: str, error: object, status: int) -> int:
     with contextlib.suppress(OSError):
         print(f"error[{code}]: {error}", file=sys.stderr)
+        if isinstance(error, BaseException):
+            for note in _notes(error):
+                print(note, file=sys.stderr)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     return status

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final
 from uuid import UUID
 
 import numpy as np
@@ -16,8 +16,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from .blockindex import BlockIndex, digest_volume
-from .checksum import Buffer, checksum, view_bytes
-from .errors import UsageError
+from .checkpoints import Checkpoints, Resume
+from .checksum import Buffer, checksum
+from .errors import StorageError, UsageError
 from .header import (
     COPIED_REGIONS,
     Incompat,
@@ -26,13 +27,15 @@ from .header import (
     Superblock,
     encode_superblock,
 )
+from .journal import ItemKind, Journal, JournalRecord, journal_path, read_journal
 from .layout import PAGE, Volume, block_seed, file_seed, tensor_seed
 from .output import OutputFile
 from .plan import FilePlan
+from .sink import Sink
 from .tables import encode_tables
+from .unfinished import Unfinished, find_unfinished
 from .volume import VOLUME_SUFFIX, VolumePage, encode_page
-
-_ZEROS: Final = bytes(64)
+from .write_behind import BUFFER_BYTES
 
 
 class Writer:
@@ -44,10 +47,17 @@ class Writer:
     that moment. Volume n is `STEM.LABEL.colibri-volume` in `volume_folders[n - 1]` (default: the
     folder of `path`).
 
+    With `resume` a journal stands beside the unfinished file, and an exception leaves both, unless
+    nothing was entered or `abandon` was called; a note on the exception says so. A later writer
+    with the same plan and facts goes on from there: what `has_block`, `has_tensor` and `has_file`
+    know is not to be written again. `buffer_bytes`: size of each of three buffers a file.
+
     Raises:
         UsageError: `written-twice`, `not-written`, `bad-length`, `no-such-expert`,
             `no-such-tensor`, `no-such-file`, `bad-volumes`.
-        StorageError: `file-exists`, `output-busy`, `disk-full`, or the kernel's error.
+        StorageError: `file-exists`, `part-exists`, `output-busy`, `disk-full`, `not-a-journal`,
+            `unfinished-differs` when unfinished work is of another plan or other facts, or the
+            kernel's error.
     """
 
     def __init__(
@@ -57,25 +67,20 @@ class Writer:
         *,
         overwrite: bool = False,
         volume_folders: Sequence[str | os.PathLike[str]] | None = None,
+        resume: Resume | None = None,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         self.path = Path(path)
         self.plan = plan
+        self.volume_paths = volume_paths(self.path, plan, volume_folders)
+        self.notes: tuple[str, ...] = ()
         self._overwrite = overwrite
-        folders = [self.path.parent] * len(plan.volumes)
-        if volume_folders is not None:
-            folders = [Path(folder) for folder in volume_folders]
-        if len(folders) != len(plan.volumes):
-            raise UsageError(
-                "bad-volumes",
-                self.path,
-                f"{len(folders)} folders for volumes",
-                f"{len(plan.volumes)}, one for each volume of the plan",
-            )
-        self.volume_paths = tuple(
-            folder / f"{self.path.stem}.{volume.label}{VOLUME_SUFFIX}"
-            for folder, volume in zip(folders, plan.volumes, strict=True)
-        )
+        self._resume = None if resume is None else with_plan(resume, plan)
+        self._buffer_bytes = buffer_bytes
         self._outputs: list[OutputFile] = []
+        self._checkpoints: Checkpoints | None = None
+        self._published: tuple[OutputFile, ...] | None = None
+        self._is_abandoned = False
         shape = plan.index.shape
         self._block_sums: NDArray[np.uint64] = np.zeros(shape, np.uint64)
         self._written: NDArray[np.bool_] = np.zeros(shape, np.bool_)
@@ -83,6 +88,7 @@ class Writer:
         self._files = {file.name: n for n, file in enumerate(plan.files)}
         self._tensor_sums: dict[int, int] = {}
         self._file_sums: dict[int, int] = {}
+        self._starts = _item_starts(plan)
         self._uuid: UUID | None = None
 
     @property
@@ -92,13 +98,37 @@ class Writer:
             raise UsageError("not-written", self.path, "is not finished", "leave the context first")
         return self._uuid
 
+    @property
+    def io_mode(self) -> tuple[str, str]:
+        """How the file is written, `direct` or `buffered`, and what showed it."""
+        return self._outputs[0].io_mode
+
+    @property
+    def sync_seconds(self) -> float:
+        """How long syncs for the journal took, beside the writing."""
+        return self._checkpoints.sync_seconds if self._checkpoints else 0.0
+
+    def has_block(self, layer: int, expert: int) -> bool:
+        """Whether the block is written, by this writer or an earlier one."""
+        return bool(self._written[layer, expert])
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether the dense tensor is written."""
+        return self._tensors.get(name) in self._tensor_sums
+
+    def has_file(self, name: str) -> bool:
+        """Whether the embedded file is written."""
+        return self._files.get(name) in self._file_sums
+
+    def abandon(self) -> None:
+        """An exception removes the unfinished file and its journal: going on would be no use."""
+        self._is_abandoned = True
+
     def __enter__(self) -> Writer:
-        sizes = [self.plan.file_size, *(volume.file_size for volume in self.plan.volumes)]
         try:
-            for path, size in zip((self.path, *self.volume_paths), sizes, strict=True):
-                self._outputs.append(OutputFile(path, size, overwrite=self._overwrite))
+            self._open()
         except BaseException:
-            self._discard()
+            self._release()
             raise
         return self
 
@@ -108,12 +138,115 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:
+            self._leave(error)
+            return
         try:
-            if kind is None:
-                self._check_complete()
-                self._finish()
+            self._check_complete()
+            self._finish()
+        except BaseException as failure:
+            self._leave(failure)
+            raise
+        self._release()
+
+    def _open(self) -> None:
+        sizes = [self.plan.file_size, *(volume.file_size for volume in self.plan.volumes)]
+        paths = (self.path, *self.volume_paths)
+        # Looked at before there is a lock, only to know whether the names may be taken already.
+        early = read_journal(journal_path(self.path))
+        may_exist = self._resume is not None and early is not None and early.is_publishing
+        for path, size in zip(paths, sizes, strict=True):
+            self._outputs.append(
+                OutputFile(
+                    path,
+                    size,
+                    overwrite=self._overwrite,
+                    may_exist=may_exist,
+                    buffer_bytes=self._buffer_bytes,
+                )
+            )
+        found = find_unfinished(self.path, self.plan, self._outputs, self._resume)
+        self.notes = found.notes
+        self._take_over(found)
+        if found.is_publishing and self._can_publish():
+            return
+        if not found.goes_on:
+            self._forget()
+            for output in self._outputs:
+                output.start()
+        if self._resume is not None:
+            n_items = self.plan.n_blocks + len(self._tensors) + len(self._files) + 1
+            kept = found.records if found.goes_on else ()
+            journal = Journal(journal_path(self.path), self._resume.facts, kept, n_items)
+            self._checkpoints = Checkpoints(
+                journal,
+                self._outputs,
+                self._resume,
+                first_batch=max((record.batch for record in kept), default=-1) + 1,
+            )
+
+    def _take_over(self, found: Unfinished) -> None:
+        for record in found.records:
+            if record.kind is ItemKind.BLOCK:
+                self._block_sums[record.a, record.b] = record.checksum
+                self._written[record.a, record.b] = True
+            elif record.kind is ItemKind.TENSOR:
+                self._tensor_sums[record.a] = record.checksum
+            elif record.kind is ItemKind.FILE:
+                self._file_sums[record.a] = record.checksum
+
+    def _forget(self) -> None:
+        self._written[:] = False
+        self._tensor_sums.clear()
+        self._file_sums.clear()
+
+    def _can_publish(self) -> bool:
+        """Whether every file is whole under its first or its last name; then nothing is written."""
+        if self._missing():
+            return False
+        to_publish = []
+        for output, page in zip(self._outputs, self._first_pages(), strict=True):
+            if not output.is_empty:
+                if not output.is_whole or output.read_at(0, PAGE) != page:
+                    return False
+                to_publish.append(output)
+            elif not _is_file(output.path, output.size, page):
+                return False
+        self._published = tuple(to_publish)
+        return True
+
+    def _leave(self, error: BaseException) -> None:
+        """Keeps what an error leaves, where it can be gone on with; else removes it."""
+        checkpoints = self._checkpoints
+        try:
+            if checkpoints is None:
+                if self._published is None:
+                    for output in self._outputs:
+                        output.discard()
+                return
+            if not self._is_abandoned:
+                checkpoints.rescue()
+            checkpoints.close()
+            if self._is_abandoned or not (n_kept := checkpoints.journal.n_records):
+                for output in self._outputs:
+                    output.discard()
+                with contextlib.suppress(StorageError):
+                    checkpoints.journal.remove()
+            else:
+                error.add_note(
+                    f"{n_kept} of {self._n_items} items are kept in {self._outputs[0].part}: the "
+                    "same command goes on from there; to give them up, remove it and "
+                    f"{checkpoints.journal.path.name}, or repeat with --restart"
+                )
         finally:
-            self._discard()
+            self._release()
+
+    def _release(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+            self._checkpoints.journal.close()
+        for output in self._outputs:
+            output.release()
 
     @contextmanager
     def block(self, layer: int, expert: int) -> Iterator[Sink]:
@@ -138,10 +271,13 @@ class Writer:
         extents = [(segment.offset, segment.size) for segment in layout.segments]
         offset = int(self.plan.index[layer, expert]["offset"])
         output = self._outputs[int(self.plan.block_volumes[layer, expert])]
-        sink = Sink(output, place, offset, extents, block_seed(layer, expert))
+        sink = Sink(
+            output, place, offset, extents, block_seed(layer, expert), self._reach(output, offset)
+        )
         yield sink
         self._block_sums[layer, expert] = sink.finish()
         self._written[layer, expert] = True
+        self._note(ItemKind.BLOCK, layer, expert, int(self._block_sums[layer, expert]), output)
 
     @contextmanager
     def tensor(self, name: str) -> Iterator[Sink]:
@@ -158,10 +294,16 @@ class Writer:
             raise self._twice(f"tensor {name!r}")
         fact = self.plan.tensors[number]
         sink = Sink(
-            self._outputs[0], f"tensor {name!r}", fact.offset, [(0, fact.size)], tensor_seed(number)
+            self._outputs[0],
+            f"tensor {name!r}",
+            fact.offset,
+            [(0, fact.size)],
+            tensor_seed(number),
+            self._reach(self._outputs[0], fact.offset),
         )
         yield sink
         self._tensor_sums[number] = sink.finish()
+        self._note(ItemKind.TENSOR, number, 0, self._tensor_sums[number], self._outputs[0])
 
     def write_block(self, layer: int, expert: int, payload: Buffer) -> None:
         """Writes a whole block: its segments' bytes after each other, in the layout's order."""
@@ -192,16 +334,32 @@ class Writer:
             entry.offset,
             [(0, entry.size)],
             file_seed(number),
+            self._reach(self._outputs[0], entry.offset),
         )
         sink.write(data)
         self._file_sums[number] = sink.finish()
+        self._note(ItemKind.FILE, number, 0, self._file_sums[number], self._outputs[0])
+
+    def _note(self, kind: ItemKind, a: int, b: int, value: int, output: OutputFile) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.add(kind, a, b, value, output)
+
+    def _reach(self, output: OutputFile, offset: int) -> int:
+        """Where the next item after `offset` may start, or the data region ends."""
+        starts = self._starts[self._outputs.index(output)]
+        return int(starts[np.searchsorted(starts, offset, side="right")])
 
     def _twice(self, place: str) -> UsageError:
         return UsageError(
             "written-twice", f"{self.path}: {place}", "is already written", "each is written once"
         )
 
-    def _check_complete(self) -> None:
+    @property
+    def _n_items(self) -> int:
+        return self.plan.n_blocks + len(self._tensors) + len(self._files)
+
+    def _missing(self) -> list[str]:
+        """What is not written; of blocks only the first ones."""
         missing = [
             f"block L{layer}/E{expert}"
             for layer, expert in np.argwhere((self.plan.index["size"] != 0) & ~self._written)[
@@ -210,7 +368,10 @@ class Writer:
         ]
         missing += [f"tensor {n!r}" for n, k in self._tensors.items() if k not in self._tensor_sums]
         missing += [f"file {n!r}" for n, k in self._files.items() if k not in self._file_sums]
-        if missing:
+        return missing
+
+    def _check_complete(self) -> None:
+        if missing := self._missing():
             raise UsageError(
                 "not-written",
                 self.path,
@@ -219,33 +380,59 @@ class Writer:
             )
 
     def _finish(self) -> None:
-        block_index = BlockIndex(
-            self.plan.index, self._block_sums, self.plan.expert_layouts, self.plan.block_volumes
-        )
-        volumes = tuple(
-            dataclasses.replace(volume, digest=digest_volume(block_index, n))
-            for n, volume in enumerate(self.plan.volumes, 1)
-        )
-        regions = self._encode_regions(volumes)
-        page = self._encode_superblock(regions)
+        if self._published is None:
+            self._write_ends()
+        # The file that names the others comes last: it never points to what is not there.
+        for output in reversed(self._outputs if self._published is None else self._published):
+            output.publish()
+        with contextlib.suppress(StorageError):
+            # The file is complete; a journal without an unfinished file is passed over.
+            if self._checkpoints is not None:
+                self._checkpoints.journal.remove()
+            elif self._resume is not None:
+                journal_path(self.path).unlink(missing_ok=True)
+
+    def _write_ends(self) -> None:
+        """Writes what stands around the data; the pages that make files valid come last."""
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
+        regions = self._encode_regions(self._final_volumes())
         main = self._outputs[0]
-        align_log2 = self.plan.geometry.alignment.bit_length() - 1
-        for n, (output, volume) in enumerate(zip(self._outputs[1:], volumes, strict=True), 1):
-            volume_page = encode_page(VolumePage(n, volume, align_log2))
-            output.write_at(volume.file_size - PAGE, volume_page)
-            output.sync()
-            output.write_at(0, volume_page)
-            output.sync()
+        pages = self._first_pages()
         for region, data in regions.items():
             for offset in self.plan.regions[region]:
                 main.write_at(offset, data)
-        main.write_at(self.plan.file_size - PAGE, page)
-        main.sync()
-        main.write_at(0, page)
-        main.sync()
-        # The file that names the others comes last: it never points to what is not there.
-        for output in reversed(self._outputs):
-            output.publish()
+        for output, page in zip(self._outputs, pages, strict=True):
+            output.write_at(output.size - PAGE, page)
+            output.flush()
+            output.sync()
+        for output, page in zip(reversed(self._outputs), reversed(pages), strict=True):
+            output.write_at(0, page)
+            output.flush()
+            output.sync()
+        if self._checkpoints is not None:
+            self._checkpoints.journal.append([JournalRecord(ItemKind.PUBLISH, 0, 0, 0, 0)])
+
+    def _final_volumes(self) -> tuple[Volume, ...]:
+        block_index = BlockIndex(
+            self.plan.index, self._block_sums, self.plan.expert_layouts, self.plan.block_volumes
+        )
+        return tuple(
+            dataclasses.replace(volume, digest=digest_volume(block_index, n))
+            for n, volume in enumerate(self.plan.volumes, 1)
+        )
+
+    def _first_pages(self) -> list[bytes]:
+        """The page that each file starts and ends with: the file's own first, then its volumes'."""
+        volumes = self._final_volumes()
+        align_log2 = self.plan.geometry.alignment.bit_length() - 1
+        return [
+            self._encode_superblock(self._encode_regions(volumes)),
+            *(
+                encode_page(VolumePage(n, volume, align_log2))
+                for n, volume in enumerate(volumes, 1)
+            ),
+        ]
 
     def _encode_superblock(self, regions: Mapping[Region, bytes]) -> bytes:
         extents = []
@@ -293,69 +480,67 @@ class Writer:
             regions[Region.VOLUME_MAP] = self.plan.block_volumes.astype("<u2").tobytes()
         return regions
 
-    def _discard(self) -> None:
-        for output in self._outputs:
-            output.discard()
 
+def volume_paths(
+    path: Path, plan: FilePlan, folders: Sequence[str | os.PathLike[str]] | None
+) -> tuple[Path, ...]:
+    """Where the volumes of the file `path` stand.
 
-class Sink:
-    """Takes the bytes of one block, tensor or file, in order, in chunks of any size."""
-
-    def __init__(
-        self,
-        output: OutputFile,
-        place: str,
-        offset: int,
-        extents: Sequence[tuple[int, int]],
-        seed: int,
-    ) -> None:
-        self._output = output
-        self._place = place
-        self._offset = offset
-        self._extents = list(extents)
-        self._required = sum(size for _, size in extents)
-        self._received = 0
-        self._position = 0
-        self._number = 0
-        self._digest = xxhash.xxh3_64(seed=seed)
-
-    def write(self, data: Buffer) -> None:
-        """Appends `data`.
-
-        Raises:
-            UsageError: `bad-length` if more comes than the plan has room for.
-        """
-        view = view_bytes(data)
-        self._received += len(view)
-        if self._received > self._required:
-            raise self._bad_length()
-        while len(view):
-            start, size = self._extents[self._number]
-            end = start + size
-            if self._position < start:
-                self._digest.update(_ZEROS[: start - self._position])
-                self._position = start
-            piece = view[: end - self._position]
-            self._digest.update(piece)
-            self._output.write_at(self._offset + self._position, piece)
-            self._position += len(piece)
-            view = view[len(piece) :]
-            if self._position == end:
-                self._number += 1
-
-    def finish(self) -> int:
-        """The XXH3-64 of all that came; UsageError `bad-length` if something is missing."""
-        if self._received != self._required:
-            raise self._bad_length()
-        return self._digest.intdigest()
-
-    def _bad_length(self) -> UsageError:
-        return UsageError(
-            "bad-length",
-            f"{self._output.path}: {self._place}",
-            f"{self._received} bytes came",
-            f"the plan has {self._required}",
+    Raises:
+        UsageError: `bad-volumes` unless there is a folder for each volume, or None for all.
+    """
+    chosen = [path.parent] * len(plan.volumes) if folders is None else [Path(f) for f in folders]
+    if len(chosen) != len(plan.volumes):
+        raise UsageError(
+            "bad-volumes",
+            path,
+            f"{len(chosen)} folders for volumes",
+            f"{len(plan.volumes)}, one for each volume of the plan",
         )
+    return tuple(
+        folder / f"{path.stem}.{volume.label}{VOLUME_SUFFIX}"
+        for folder, volume in zip(chosen, plan.volumes, strict=True)
+    )
+
+
+def with_plan(resume: Resume, plan: FilePlan) -> Resume:
+    """`resume` with a fact more: a digest of everything that `plan` says."""
+    digest = xxhash.xxh3_128()
+    for data in (
+        repr((plan.geometry, plan.file_size, plan.incompat)).encode(),
+        encode_tables(plan.tables),
+        plan.metadata,
+        plan.index.tobytes(),
+        plan.expert_layouts.tobytes(),
+        plan.block_volumes.tobytes(),
+    ):
+        digest.update(data)
+    return dataclasses.replace(resume, facts={**resume.facts, "plan": digest.hexdigest()})
+
+
+def _item_starts(plan: FilePlan) -> list[NDArray[np.uint64]]:
+    """For each file, sorted: where its items start, and where its data region ends."""
+    extents = [plan.data_region, *(volume.data for volume in plan.volumes)]
+    starts = []
+    for number, extent in enumerate(extents):
+        found = [plan.index["offset"][(plan.block_volumes == number) & (plan.index["size"] != 0)]]
+        if number == 0:
+            offsets = [tensor.offset for tensor in plan.tensors if tensor.size]
+            offsets += [file.offset for file in plan.files if file.size]
+            found.append(np.array(offsets, np.uint64))
+        # An item of no bytes stands at 0, which nothing reaches beyond.
+        found.append(np.array([extent.offset + extent.size, 2**63], np.uint64))
+        starts.append(np.unique(np.concatenate(found)))
+    return starts
+
+
+def _is_file(path: Path, size: int, page: bytes) -> bool:
+    """Whether a file of `size` bytes that starts with `page` has the name `path`."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size == size and file.read(PAGE) == page
+    except OSError:
+        return False
 
 
 def derive_uuid(regions: Sequence[bytes]) -> UUID:

@@ -14,6 +14,7 @@ from .decoding import Fp8Form
 from .families import Checkpoint, read_checkpoint
 from .imatrix import Imatrix
 from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
+from .memory_plan import DEFAULT_MEMORY
 from .part_plan import Conversion
 from .quantise import Quant
 from .recode import engine_name, is_slow
@@ -52,15 +53,20 @@ def repack(
     layout: str | KernelLayout = DEFAULT_LAYOUT,
     order: str | os.PathLike[str] | None = None,
     volumes: Sequence[str | os.PathLike[str] | VolumeFolder] = (),
+    memory_bytes: int = DEFAULT_MEMORY,
     overwrite: bool = False,
+    restart: bool = False,
+    trust_source: bool = False,
     progress: Progress | None = None,
 ) -> RepackReport:
     """Write the checkpoint `source`, a path or an open source, as the `.colibri` file `output`.
 
     Same input and options give the same bytes. `progress(done, total)` is called with bytes of
-    payload. Memory stays below 400 MB whatever the model's size. `quant`, `dense_quant` and
-    `may_requantise` as in `RepackOptions`; `imatrix` is the path of an importance matrix,
-    `order` that of a routing trace. Each of `volumes` is a folder that gets a volume file.
+    payload. `memory_bytes` is a ceiling on what the process has resident, whatever the model's
+    size. `quant`, `dense_quant` and `may_requantise` as in `RepackOptions`; `imatrix` is the path
+    of an importance matrix, `order` that of a routing trace. Each of `volumes` is a folder that
+    gets a volume file. An interrupted repack is gone on with; see `convert` for that and for
+    `restart` and `trust_source`.
 
     Raises:
         ColibriError: as `plan`, and as `convert`.
@@ -81,14 +87,23 @@ def repack(
                 folder if isinstance(folder, VolumeFolder) else VolumeFolder(Path(folder))
                 for folder in volumes
             ),
+            memory_bytes=memory_bytes,
         )
         others = [Path(path) for path in (imatrix, order) if path is not None]
         check_output(opened, output, *others)
         planned = _planned(opened, _checkpoint(opened, options), options)
         start = time.perf_counter()
-        uuid = convert(planned, opened, output, overwrite=overwrite, progress=progress)
+        converted = convert(
+            planned,
+            opened,
+            output,
+            overwrite=overwrite,
+            restart=restart,
+            trust_source=trust_source,
+            progress=progress,
+        )
         seconds = time.perf_counter() - start
-        return RepackReport.of(planned, opened.path, output, uuid=uuid, seconds=seconds)
+        return RepackReport.of(planned, opened.path, output, converted=converted, seconds=seconds)
 
 
 def _planned(source: Source, checkpoint: Checkpoint, options: RepackOptions) -> RepackPlan:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.text import Text
 
 from colibri_format import format_size
+from colibri_format.command import ends_like_interrupt
 
 from .api import opened_imatrix, plan, repack
 from .cmd_shared import (
@@ -24,6 +25,7 @@ from .cmd_shared import (
 from .decoding import Fp8Form
 from .families import AUTO, FAMILIES
 from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
+from .memory_plan import DEFAULT_MEMORY
 from .quantise import Quant
 from .repack_plan import MIN_ALIGNMENT, RepackOptions
 from .report import RepackReport
@@ -33,7 +35,12 @@ from .striping import VolumeFolder
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Repack as `argv` asks; 0 done, 1 data or I/O failure, 2 usage, 130 interrupted."""
-    return run(lambda: _main(argv))
+
+    def body() -> int:
+        with ends_like_interrupt():
+            return _main(argv)
+
+    return run(body)
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -63,6 +70,7 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 layout=KernelLayout.of(arguments.layout),
                 trace=read_trace(Path(arguments.order)) if arguments.order else None,
                 volumes=tuple(map(VolumeFolder.parse, arguments.volume)),
+                memory_bytes=arguments.memory,
             )
             report = RepackReport.of(plan(source, options), Path(source), output)
     else:
@@ -80,7 +88,10 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 layout=arguments.layout,
                 order=arguments.order,
                 volumes=tuple(map(VolumeFolder.parse, arguments.volume)),
+                memory_bytes=arguments.memory,
                 overwrite=arguments.force,
+                restart=arguments.restart,
+                trust_source=arguments.trust_source,
                 progress=progress,
             )
     if arguments.json:
@@ -95,6 +106,10 @@ def _print_report(report: RepackReport) -> None:
     if report.seconds is not None and report.bytes_per_second is not None:
         rate = format_size(int(report.bytes_per_second))
         rows.append(("time", f"{report.seconds:.1f} s, {rate}/s"))
+        rows.append(("reads, writes", _modes(report)))
+        if report.converted is not None and report.converted.resumed_bytes:
+            there = format_size(report.converted.resumed_bytes)
+            rows.append(("gone on with", f"{there} of an interrupted run"))
         rows.append(("written to", str(report.output)))
     else:
         rows.append(("peak memory", f"about {format_size(report.peak_memory_bytes)}"))
@@ -105,6 +120,13 @@ def _print_report(report: RepackReport) -> None:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     for warning in report.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def _modes(report: RepackReport) -> str:
+    if report.converted is None:
+        return "none"
+    modes = report.converted.read_mode, report.converted.write_mode
+    return ", ".join(mode if mode == "direct" else f"{mode} ({why})" for mode, why in modes)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -178,6 +200,26 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="the family's table to use instead of the one the source names; auto recognises "
         "experts of unknown families by names and shapes, and prints the mapping",
+    )
+    parser.add_argument(
+        "--memory",
+        type=size_argument,
+        default=DEFAULT_MEMORY,
+        metavar="SIZE",
+        help="what the process may hold in memory at most, everything counted, as 256M; default: "
+        f"{format_size(DEFAULT_MEMORY)}",
+    )
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="give up what an interrupted run left (OUT.part and its journal) and begin anew; "
+        "default: go on with it if source and options are the same, else refuse",
+    )
+    parser.add_argument(
+        "--trust-source",
+        action="store_true",
+        help="go on even though input files have other times or inodes than then: their content "
+        "is certainly the same",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")

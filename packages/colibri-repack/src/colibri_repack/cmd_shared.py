@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -49,6 +51,7 @@ _USAGE_CODES: Final = frozenset(
         "bad-quant",
         "bad-layout",
         "bad-volumes",
+        "budget-too-small",
         "no-such-layer",
         "output-is-input",
         "unknown-ro-compat",
@@ -59,7 +62,9 @@ _USAGE_CODES: Final = frozenset(
 def run(body: Callable[[], int]) -> int:
     """The exit status of `body`, or that of the error it ended with, told on stderr."""
     return run_command(
-        body, usage_codes=_USAGE_CODES, on_interrupt="interrupted: nothing is left half-written"
+        body,
+        usage_codes=_USAGE_CODES,
+        on_interrupt="interrupted: nothing half-written has the final name",
     )
 
 
@@ -108,8 +113,15 @@ def progress_bar(label: str, *, is_quiet: bool) -> Iterator[Callable[[int, int],
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        tasks: list[TaskID] = []
+
+        def show(done: int, total: int) -> None:
+            if not tasks:
+                # What was there before counts as done, and not towards the rate.
+                tasks.append(bar.add_task(label, total=total, completed=done))
+            bar.update(tasks[0], completed=done)
+
+        yield show
 
 
 class _Lines:
@@ -120,12 +132,21 @@ class _Lines:
     def __init__(self, label: str) -> None:
         self._label = label
         self._tenth = 0
+        self._first: tuple[float, int] | None = None
 
     def show(self, done: int, total: int) -> None:
         tenth = 10 * done // total if total else 10
+        if self._first is None:
+            # What was there before does not count towards the rate.
+            self._first = time.monotonic(), done
+            self._tenth = tenth
         if total >= self._LEAST_BYTES and tenth > self._tenth:
             self._tenth = tenth
             text = f"{self._label}: {format_size(done)} of {format_size(total)}"
+            seconds = time.monotonic() - self._first[0]
+            if rate := int((done - self._first[1]) / seconds) if seconds > 0 else 0:
+                left = round((total - done) / rate)
+                text += f", {format_size(rate)}/s, {left // 60}:{left % 60:02} left"
             print(text, file=sys.stderr, flush=True)
 
 

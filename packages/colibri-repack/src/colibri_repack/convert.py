@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 from uuid import UUID
 
 import numpy as np
@@ -12,19 +12,31 @@ from numpy.typing import NDArray
 
 from colibri_format import Sink, Writer
 
-from ._native import ElementError
 from .errors import RepackError, SourceError
 from .output_checks import check_not_input, check_space
-from .part_plan import Conversion, Part
-from .recode import UNIT_ELEMENTS, element, recode
-from .repack_plan import TILE_BYTES, BlockJob, FileJob, RepackPlan, TensorJob
-from .row_groups import interleave_rows
+from .part_plan import Part
+from .pipeline import Pipeline
+from .repack_plan import BlockJob, FileJob, Job, RepackPlan, TensorJob, job_bytes
 from .sources import Source
+from .work_facts import resume_of
 
 Progress = Callable[[int, int], None]
 
-# Elements recoded at once: enough work for every thread, and 4 MiB of float32.
-_CONVERT_ELEMENTS: Final = 2**20
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """How a conversion went: `resumed_bytes` of the payload were there from an earlier run.
+
+    `read_mode` and `write_mode` are `direct` or `buffered`, with what showed it; `sync_seconds` is
+    how long syncs for the journal took, beside everything else.
+    """
+
+    uuid: UUID
+    resumed_bytes: int
+    read_mode: tuple[str, str]
+    write_mode: tuple[str, str]
+    sync_seconds: float
+    notes: tuple[str, ...]
 
 
 def convert(
@@ -33,14 +45,17 @@ def convert(
     output: Path,
     *,
     overwrite: bool = False,
+    restart: bool = False,
+    trust_source: bool = False,
     progress: Progress | None = None,
-) -> UUID:
-    """Write the file of `plan` from `source` to `output`; the UUID it got.
+) -> Converted:
+    """Write the file of `plan` from `source` to `output`.
 
-    Holds one tile of 8 MiB and, when converting, the pieces of it that are recoded, whatever the
-    model's size. `progress(done, total)` is called after every tile with bytes of payload. The
-    output has its name only when it is complete: on any exception, an interrupt included, nothing
-    of it is left.
+    Memory stays within `plan.memory`, whatever the model's size. `progress(done, total)` is called
+    at the start and after every piece with bytes of payload. The output has its name only when it
+    is complete. What an interrupt, a full disk or a kill leaves is gone on with by the next call
+    with the same plan, unless `restart`; inputs that are no longer the same files are accepted
+    only with `trust_source`. Errors in the data, which would come again, leave nothing.
 
     Raises:
         RepackError: `output-is-input`, `scale-overflow` (a quant block's scale is beyond float16),
@@ -48,39 +63,110 @@ def convert(
         SourceError: `not-finite` when a converted tensor holds NaN or infinity, `imatrix-value`,
             `source-changed` when an input was changed meanwhile.
         StorageError: `disk-full` before the first byte when the space is not there, `file-exists`,
+            `unfinished-differs` when unfinished work is of another source or other options,
             `file-not-found` (the output's folder or a volume's), `short-read`, or the kernel's
             refusal.
     """
     check_output(source, output)
+    resume = resume_of(plan, source, restart=restart, trust_source=trust_source)
     writer = Writer(
-        output, plan.file, overwrite=overwrite, volume_folders=plan.options.volume_paths
+        output,
+        plan.file,
+        overwrite=overwrite,
+        volume_folders=plan.options.volume_paths,
+        resume=resume,
+        buffer_bytes=plan.memory.write_buffer_bytes,
     )
     for path in writer.volume_paths:
         check_output(source, path)
     sizes = (plan.file.file_size, *(volume.file_size for volume in plan.file.volumes))
     check_space(zip((output, *writer.volume_paths), sizes, strict=True))
-    with writer:
-        copier = _Copier(source, plan.payload_bytes, progress)
-        for job in plan.jobs:
-            if isinstance(job, BlockJob):
-                with writer.block(job.layer, job.expert) as sink:
-                    for part in job.parts:
-                        copier.copy(part, sink)
-            elif isinstance(job, TensorJob):
-                with writer.tensor(job.name) as sink:
-                    copier.copy(job.part, sink)
-            else:
-                copier.embed(job, writer)
-        changed = source.changed()
-        if changed is not None:
-            raise SourceError(
-                "source-changed",
-                changed,
-                "changed while it was read",
-                "inputs stay as they are until the end",
-                "repack again",
-            )
-    return writer.uuid
+    with writer, Pipeline(source, plan.memory) as pipeline:
+        try:
+            resumed = _write(plan, pipeline, writer, progress)
+            _check_unchanged(plan, source)
+        except (RepackError, SourceError) as error:
+            # The same data would fail again; a source that changed may be trusted by the caller.
+            if error.code != "source-changed":
+                writer.abandon()
+            raise
+    return Converted(
+        uuid=writer.uuid,
+        resumed_bytes=resumed,
+        read_mode=source.io_mode,
+        write_mode=writer.io_mode,
+        sync_seconds=writer.sync_seconds,
+        notes=writer.notes,
+    )
+
+
+def _write(plan: RepackPlan, pipeline: Pipeline, writer: Writer, progress: Progress | None) -> int:
+    """Writes what `writer` does not have; the bytes of payload that it had."""
+    jobs = [job for job in plan.jobs if not _is_done(job, writer)]
+    done = resumed = plan.payload_bytes - sum(job_bytes(job) for job in jobs)
+
+    def report(n_bytes: int) -> None:
+        nonlocal done
+        done += n_bytes
+        if progress is not None:
+            progress(done, plan.payload_bytes)
+
+    report(0)
+    pieces = pipeline.stream(part for job in jobs for part in _parts(job))
+    for job in jobs:
+        if isinstance(job, FileJob):
+            data = job.file.read()
+            writer.write_file(job.file.name, data)
+            report(len(data))
+        elif isinstance(job, BlockJob):
+            with writer.block(job.layer, job.expert) as sink:
+                for part in job.parts:
+                    _pass_on(part, pieces, sink, report)
+        else:
+            with writer.tensor(job.name) as sink:
+                _pass_on(job.part, pieces, sink, report)
+    return resumed
+
+
+def _is_done(job: Job, writer: Writer) -> bool:
+    if isinstance(job, BlockJob):
+        return writer.has_block(job.layer, job.expert)
+    if isinstance(job, TensorJob):
+        return writer.has_tensor(job.name)
+    return writer.has_file(job.file.name)
+
+
+def _parts(job: Job) -> tuple[Part, ...]:
+    if isinstance(job, BlockJob):
+        return job.parts
+    return (job.part,) if isinstance(job, TensorJob) else ()
+
+
+def _pass_on(
+    part: Part, pieces: Iterator[NDArray[np.uint8]], sink: Sink, report: Callable[[int], None]
+) -> None:
+    left = part.size
+    while left:
+        piece = next(pieces)
+        sink.write(piece)
+        left -= piece.nbytes
+        report(piece.nbytes)
+
+
+def _check_unchanged(plan: RepackPlan, source: Source) -> None:
+    imatrix = plan.options.imatrix
+    changed = source.changed() or (imatrix.changed() if imatrix is not None else None)
+    if changed is None:
+        return
+    path, how = changed
+    raise SourceError(
+        "source-changed",
+        path,
+        f"{how} while it was read",
+        "inputs stay as they are until the end",
+        "if its content is certainly the same, repeat with --trust-source, which keeps what is "
+        "done; else with --restart",
+    )
 
 
 def check_output(source: Source, output: Path, *others: Path) -> None:
@@ -89,80 +175,3 @@ def check_output(source: Source, output: Path, *others: Path) -> None:
     Looks at the files themselves, not at their names: links and other spellings count.
     """
     check_not_input(output, (*source.inputs, *others))
-
-
-class _Copier:
-    """Moves parts from source to sinks through one buffer, and keeps count."""
-
-    def __init__(self, source: Source, total: int, progress: Progress | None) -> None:
-        self._source = source
-        self._tile: NDArray[np.uint8] = np.empty(TILE_BYTES, np.uint8)
-        self._progress = progress
-        self._total = total
-        self._done = 0
-
-    def copy(self, part: Part, sink: Sink) -> None:
-        is_copy = part.conversion is Conversion.COPY
-        step = TILE_BYTES if is_copy else _convert_bytes(part)
-        if part.row_interleave:
-            step = _group_bytes(part, step)
-        weights = part.importance.read() if part.importance else None
-        size = part.source.size
-        for start in range(0, size, step):
-            tile = self._tile[: min(step, size - start)]
-            part.source.read_into(self._source, start, tile.data)
-            out = tile if is_copy else _converted(part, tile, start, weights)
-            if part.row_interleave:
-                out = interleave_rows(out, part.dtype, part.source.shape[-1])
-            sink.write(out)
-            self._report(out.nbytes)
-
-    def embed(self, job: FileJob, writer: Writer) -> None:
-        data = job.file.read()
-        writer.write_file(job.file.name, data)
-        self._report(len(data))
-
-    def _report(self, n_bytes: int) -> None:
-        self._done += n_bytes
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-
-def _convert_bytes(part: Part) -> int:
-    """How much of `part` is recoded at once: whole quant blocks, whole rows if columns matter."""
-    unit = part.source.shape[-1] if part.importance else UNIT_ELEMENTS
-    n_elements = max(_CONVERT_ELEMENTS // unit, 1) * unit
-    return part.source.dtype.size_bytes((n_elements,))
-
-
-def _group_bytes(part: Part, step: int) -> int:
-    """About `step` bytes of the slice, whole groups of rows; one group at least."""
-    group = part.row_interleave * part.source.dtype.row_bytes(part.source.shape[-1])
-    return max(step // group, 1) * group
-
-
-def _converted(
-    part: Part, tile: NDArray[np.uint8], start: int, weights: NDArray[np.float32] | None
-) -> NDArray[np.uint8]:
-    """The bytes that `tile`, which stands `start` bytes into the slice, becomes."""
-    dtype = part.source.dtype
-    try:
-        return recode(tile, dtype, part.dtype, columns=part.source.shape[-1], weights=weights)
-    except ElementError as error:
-        where = f"{part.source.tensor.file}: tensor {part.source.tensor.name!r}"
-        first = start // dtype.block_bytes * dtype.block_elements
-        place = list(part.source.place(first + error.index))
-        if not error.is_finite:
-            value = element(tile, dtype, error.index)
-            raise SourceError("not-finite", where, f"element {place} is {value}",
-                              "finite numbers to convert",
-                              "the checkpoint is damaged: fetch it again") from error  # fmt: skip
-        if part.dtype.is_quantised:
-            raise RepackError("scale-overflow", where,
-                              f"the quant block at {place} has a scale beyond float16",
-                              f"values that {part.dtype.name} holds",
-                              "take another type for it, as bf16") from error  # fmt: skip
-        value = element(tile, dtype, error.index)
-        raise RepackError("value-overflow", where, f"element {place} is {value}",
-                          f"values that {part.dtype.name} holds",
-                          "take another type for it, as bf16 or f32") from error  # fmt: skip

@@ -15,3 +15,7 @@ class RepackError(ColibriError, ValueError):
 
 class ExportError(ColibriError, ValueError):
     """A `.colibri` file cannot be written as GGUF."""
+
+
+class MemoryBudgetError(ColibriError, MemoryError):
+    """A repack needs more memory than it was allowed."""

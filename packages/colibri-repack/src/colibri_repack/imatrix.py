@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .errors import RepackError, SourceError
 from .sources import Source, open_source
-from .sources.files import InputFiles
+from .sources.files import Fingerprint, InputFiles
 
 _MAGIC: Final = b"GGUF"
 _SUMS: Final = ".in_sum2"
@@ -91,6 +91,15 @@ class Imatrix:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def fingerprints(self) -> Mapping[Path, Fingerprint]:
+        """The file as it was when it was opened."""
+        return self._files.fingerprints
+
+    def changed(self) -> tuple[Path, str] | None:
+        """The file, and what is other, if it is no longer what it was when it was opened."""
+        return self._files.changed()
 
     def close(self) -> None:
         """Let go of the file."""

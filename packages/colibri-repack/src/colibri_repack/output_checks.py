@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from colibri_format import StorageError
+from colibri_format.journal import journal_path
+from colibri_format.output import part_path
 
 from .errors import RepackError
 
@@ -17,9 +19,8 @@ def check_not_input(output: Path, inputs: Iterable[Path]) -> None:
 
     Looks at the files themselves, not at their names: links and other spellings count.
     """
-    part = output.parent / f"{output.name}.part"
     inputs = tuple(inputs)
-    for candidate in (output, part):
+    for candidate in (output, part_path(output), journal_path(output)):
         for path in inputs:
             try:
                 is_same = candidate.samefile(path)
@@ -50,7 +51,7 @@ def check_space(files: Iterable[tuple[Path, int]]) -> None:
         folder = path.parent
         device = _device(folder)
         needed[device] = needed.get(device, 0) + size
-        there[device] = there.get(device, 0) + _allocated(path.parent / f"{path.name}.part")
+        there[device] = there.get(device, 0) + _allocated(part_path(path))
         folders.setdefault(device, folder)
     for device, size in needed.items():
         folder = folders[device]

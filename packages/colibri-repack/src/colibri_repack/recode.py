@@ -65,8 +65,9 @@ def recode(
     columns: int = 0,
     weights: NDArray[np.float32] | None = None,
     n_threads: int | None = None,
+    out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """The elements of `data`, contiguous bytes of `source`, as bytes of `target`.
+    """The elements of `data`, contiguous bytes of `source`, as bytes of `target`, in `out`.
 
     The bytes are those of ggml's `ggml_quantize_chunk`, the same on every processor, with any
     number of threads, and in NumPy. `data` is whole quant blocks of both types; with `weights`,
@@ -86,7 +87,11 @@ def recode(
     unit = columns if weights is not None else max(source.block_elements, target.block_elements)
     if rest or unit <= 0 or n % unit or unit % max(source.block_elements, target.block_elements):
         raise ValueError(f"{data.size} bytes of {source.name} are no whole units of {unit}")
-    out = np.empty(target.size_bytes((n,)), np.uint8)
+    if out is None:
+        out = np.empty(target.size_bytes((n,)), np.uint8)
+    if out.size != target.size_bytes((n,)):
+        raise ValueError(f"{out.size} bytes for {n} elements of {target.name}")
+    result = out
     n_threads = n_threads or default_threads()
     least = _NUMPY_PIECE if is_slow() else max(_PIECE_ELEMENTS, -(-n // n_threads))
     piece = -(-least // unit) * unit
@@ -98,7 +103,7 @@ def recode(
             _recode_piece(
                 data[_bytes_at(source, start) : _bytes_at(source, stop)],
                 source,
-                out[_bytes_at(target, start) : _bytes_at(target, stop)],
+                result[_bytes_at(target, start) : _bytes_at(target, stop)],
                 target,
                 columns,
                 weights,
@@ -109,7 +114,7 @@ def recode(
     if n_threads == 1 or len(starts) < 2:
         for start in starts:
             work(start)
-        return out
+        return result
     futures: list[Future[None]] = [_pool(n_threads).submit(work, start) for start in starts[1:]]
     first: ElementError | None = None
     try:
@@ -123,7 +128,15 @@ def recode(
             first = first or error
     if first is not None:
         raise first
-    return out
+    return result
+
+
+def unit_elements(source: DType, target: DType, columns: int) -> int:
+    """How many elements `recode` takes at least: whole quant blocks, or rows of `columns` > 0."""
+    # 256 where one of the types has blocks: pieces of different types then end alike.
+    return columns or (
+        UNIT_ELEMENTS if max(source.block_elements, target.block_elements) > 1 else 1
+    )
 
 
 @cache

@@ -28,20 +28,22 @@ from .expert_order import plan_order
 from .families import Checkpoint, DenseWeight
 from .imatrix import Imatrix
 from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
+from .memory_plan import DEFAULT_MEMORY, MemoryNeeds, MemoryPlan, plan_memory
 from .part_plan import Conversion, Part, PartPlanner, some
+from .pieces import unit_tile_bytes
 from .quantise import Quant
+from .recode import default_threads, is_slow
 from .routing_trace import RoutingTrace
 from .sources import EmbeddedFile, Source
 from .striping import VolumeFolder, plan_volumes, volume_labels
 
-TILE_BYTES: Final = 8 * 2**20
 # Measured, rounded up: interpreter, NumPy, modules and the arrays of a conversion; a parsed and
 # encoded vocabulary by the bytes of its file; a tensor's entry, slice and job.
 _WORKING_BYTES: Final = 64 * 2**20
 _PER_EMBEDDED_BYTE: Final = 10
 _PER_PART_BYTES: Final = 2048
-_RECODING_BYTES: Final = 12 * 2**20  # a piece's output, threads; measured, rounded up
-_DECODING_BYTES: Final = 24 * 2**20
+# NumPy in the place of the C library: float32 and what its searches make of them, a thread.
+_NUMPY_BYTES: Final = 24 * 2**20
 MAX_GOOD_PADDING: Final = 0.05
 MAX_GOOD_INDEX: Final = 100 * 2**20
 MIN_ALIGNMENT: Final = 4096
@@ -56,7 +58,7 @@ class RepackOptions:
     `family`: a family's name or `auto`, None for what the source says; `fp8`: what weights with
     FP8 block scales become; `layout`: how matrices stand. `trace`: experts that it shows firing
     together stand side by side, None for the order of their numbers; `volumes`: folders for the
-    blocks, none for one file.
+    blocks, none for one file. `memory_bytes`: what the process may have resident at most.
     """
 
     quant: Quant = Quant.KEEP
@@ -69,6 +71,7 @@ class RepackOptions:
     layout: KernelLayout = DEFAULT_LAYOUT
     trace: RoutingTrace | None = None
     volumes: tuple[VolumeFolder, ...] = ()
+    memory_bytes: int = DEFAULT_MEMORY
 
     @property
     def volume_paths(self) -> tuple[Path, ...]:
@@ -107,8 +110,7 @@ Job = TensorJob | FileJob | BlockJob
 class RepackPlan:
     """A whole repack: every extent of the output, and the jobs in the order of the output.
 
-    `peak_memory_bytes` is an estimate from above of the process's resident memory;
-    `payload_bytes` what the jobs write together, padding left out.
+    `payload_bytes` is what the jobs write together, padding left out.
     """
 
     checkpoint: Checkpoint
@@ -116,9 +118,19 @@ class RepackPlan:
     file: FilePlan
     jobs: tuple[Job, ...]
     payload_bytes: int
-    peak_memory_bytes: int
+    memory: MemoryPlan
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """What the process has resident at most."""
+        return self.memory.total_bytes
+
+    @property
+    def embedded(self) -> Iterator[EmbeddedFile]:
+        """Every embedded file that is written."""
+        return (job.file for job in self.jobs if isinstance(job, FileJob))
 
     @property
     def parts(self) -> Iterator[Part]:
@@ -139,6 +151,7 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         RepackError: `requantize` when quantised tensors would be quantised again, `mixed-layer`
             when experts of one layer differ in their encodings, `imatrix-size`.
         SourceError: `trace-mismatch`.
+        MemoryBudgetError: `budget-too-small`.
         UsageError, FormatError: as `colibri_format.plan_layout` (`bad-alignment`, ...).
     """
     parts_planner = PartPlanner(
@@ -199,25 +212,32 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
     if checkpoint.dropped:
         notes.append(f"left out, engines compute it: {some(checkpoint.dropped)}")
     planned_parts = [part for _, part in dense] + [part for job in blocks for part in job.parts]
-    peak = (
-        _WORKING_BYTES
-        + TILE_BYTES
-        + _PER_EMBEDDED_BYTE * sum(item.size for item in embedded)
-        + _PER_PART_BYTES * len(planned_parts)
-        + 2 * file.index_bytes
-        + _RECODING_BYTES * any(part.conversion is Conversion.RECODE for part in planned_parts)
-        + _DECODING_BYTES * any(part.source.decoder for part in planned_parts)
-        + TILE_BYTES * any(part.row_interleave for part in planned_parts)
-    )
+    needs = _memory_needs(file, planned_parts, sum(item.size for item in embedded))
     return RepackPlan(
         checkpoint=checkpoint,
         options=options,
         file=file,
         jobs=jobs,
-        payload_bytes=sum(_job_bytes(job) for job in jobs),
-        peak_memory_bytes=peak,
+        payload_bytes=sum(job_bytes(job) for job in jobs),
+        memory=plan_memory(options.memory_bytes, needs, default_threads()),
         notes=tuple(notes),
         warnings=(*_warnings(file, plan_file), *_missing_tokenizer(source, embedded)),
+    )
+
+
+def _memory_needs(file: FilePlan, parts: Sequence[Part], embedded_bytes: int) -> MemoryNeeds:
+    recoded = [part for part in parts if part.conversion is Conversion.RECODE]
+    return MemoryNeeds(
+        fixed_bytes=_WORKING_BYTES
+        + _PER_EMBEDDED_BYTE * embedded_bytes
+        + _PER_PART_BYTES * len(parts)
+        + 2 * file.index_bytes,
+        n_files=1 + len(file.volumes),
+        is_recoding=bool(recoded),
+        is_decoding=any(part.source.decoder for part in parts),
+        is_interleaving=any(part.row_interleave for part in parts),
+        least_tile_bytes=max((unit_tile_bytes(part) for part in parts), default=0),
+        worker_bytes=_NUMPY_BYTES if recoded and is_slow() else 0,
     )
 
 
@@ -281,7 +301,8 @@ def _in_file_order(
     return tuple(job for _, job in sorted(jobs, key=lambda pair: pair[0]))
 
 
-def _job_bytes(job: Job) -> int:
+def job_bytes(job: Job) -> int:
+    """Bytes of payload that `job` writes."""
     if isinstance(job, FileJob):
         return job.file.size
     if isinstance(job, TensorJob):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from .convert import Converted
 from .facts import FileFacts, facts_of_plan
 from .repack_plan import RepackPlan
 
@@ -23,8 +24,13 @@ class RepackReport:
     peak_memory_bytes: int
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
-    uuid: UUID | None = None
+    converted: Converted | None = None
     seconds: float | None = None
+
+    @property
+    def uuid(self) -> UUID | None:
+        """The output's identity, None when only planned."""
+        return self.converted.uuid if self.converted else None
 
     @classmethod
     def of(
@@ -33,7 +39,7 @@ class RepackReport:
         source: Path,
         output: Path,
         *,
-        uuid: UUID | None = None,
+        converted: Converted | None = None,
         seconds: float | None = None,
     ) -> RepackReport:
         """The report on `plan`, carried out in `seconds` or not at all."""
@@ -45,16 +51,19 @@ class RepackReport:
             facts=facts_of_plan(plan.file, checkpoint.top_k, checkpoint.family.name),
             payload_bytes=plan.payload_bytes,
             peak_memory_bytes=plan.peak_memory_bytes,
-            notes=plan.notes,
+            notes=plan.notes + (converted.notes if converted else ()),
             warnings=plan.warnings,
-            uuid=uuid,
+            converted=converted,
             seconds=seconds,
         )
 
     @property
     def bytes_per_second(self) -> float | None:
         """Bytes of output written in a second, None when only planned."""
-        return self.payload_bytes / self.seconds if self.seconds else None
+        if not self.seconds:
+            return None
+        resumed = self.converted.resumed_bytes if self.converted else 0
+        return (self.payload_bytes - resumed) / self.seconds
 
     def to_record(self) -> dict[str, Any]:
         """As JSON-ready values; the file's facts are members of the same object."""
@@ -68,6 +77,18 @@ class RepackReport:
             "peak_memory_estimate_bytes": self.peak_memory_bytes,
             "seconds": self.seconds,
             "bytes_per_second": self.bytes_per_second,
+            **self._io_record(),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
+        }
+
+    def _io_record(self) -> dict[str, Any]:
+        done = self.converted
+        if done is None:
+            return {}
+        return {
+            "resumed_bytes": done.resumed_bytes,
+            "read_mode": {"mode": done.read_mode[0], "reason": done.read_mode[1]},
+            "write_mode": {"mode": done.write_mode[0], "reason": done.write_mode[1]},
+            "journal_sync_seconds": done.sync_seconds,
         }

@@ -121,6 +121,7 @@ def _write(
 ) -> None:
     file = OutputFile(output, plan.file_size, overwrite=overwrite)
     try:
+        file.start()
         mover = _Mover(file, plan.payload_bytes, progress)
         for name in sorted(plan.tensor_moves, key=lambda name: reader.tensors[name].offset):
             stream = reader.tensor(name).stream()
@@ -141,8 +142,10 @@ def _write(
             stream.finish()
         # The first page last: what an earlier writer left unfinished is known by its zeros.
         file.write_at(min(PAGE, len(plan.head)), plan.head[PAGE:])
+        file.flush()
         file.sync()
         file.write_at(0, plan.head[:PAGE])
+        file.flush()
         file.sync()
         file.publish()
     finally:

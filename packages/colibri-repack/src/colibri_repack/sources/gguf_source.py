@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import SourceError
 from .embedded import EmbeddedFile
-from .files import InputFiles
+from .files import Fingerprint, InputFiles
 from .gguf_header import GgufHeader, GgufValue, KeyValue, parse_gguf_header
 from .gguf_split import join_parts, split_count
 from .tensor import SourceTensor
@@ -78,7 +78,15 @@ class GgufSource:
         check_range(tensor, offset, len(buffer))
         self._files.read_into(tensor.file, tensor.offset + offset, buffer)
 
-    def changed(self) -> Path | None:
+    @property
+    def fingerprints(self) -> Mapping[Path, Fingerprint]:
+        return self._files.fingerprints
+
+    @property
+    def io_mode(self) -> tuple[str, str]:
+        return self._files.mode, self._files.reason
+
+    def changed(self) -> tuple[Path, str] | None:
         return self._files.changed()
 
     def close(self) -> None:

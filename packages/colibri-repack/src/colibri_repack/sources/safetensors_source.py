@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..errors import SourceError
 from .embedded import EmbeddedFile
-from .files import InputFiles
+from .files import Fingerprint, InputFiles
 from .gguf_source import check_range
 from .json_object import MAX_INDEX_VALUES, MAX_JSON_BYTES, read_object
 from .safetensors_header import parse_safetensors_header
@@ -94,7 +94,15 @@ class SafetensorsSource:
         check_range(tensor, offset, len(buffer))
         self._files.read_into(tensor.file, tensor.offset + offset, buffer)
 
-    def changed(self) -> Path | None:
+    @property
+    def fingerprints(self) -> Mapping[Path, Fingerprint]:
+        return self._files.fingerprints
+
+    @property
+    def io_mode(self) -> tuple[str, str]:
+        return self._files.mode, self._files.reason
+
+    def changed(self) -> tuple[Path, str] | None:
         return self._files.changed()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .embedded import EmbeddedFile
+from .files import Fingerprint
 from .tensor import SourceTensor
 
 
@@ -14,7 +15,7 @@ class Source(Protocol):
     """What the planner and the converter need of a checkpoint.
 
     All metadata is read and checked when a source is opened; tensor data only by `read_into`.
-    One thread at a time.
+    Any thread may read.
     """
 
     @property
@@ -52,8 +53,16 @@ class Source(Protocol):
             StorageError: the kernel refused; or `short-read` when the file ends too early.
         """
 
-    def changed(self) -> Path | None:
-        """The first input whose size or time of change is no longer that of the opening."""
+    @property
+    def fingerprints(self) -> Mapping[Path, Fingerprint]:
+        """Every input as it was when it was opened."""
+
+    @property
+    def io_mode(self) -> tuple[str, str]:
+        """How large reads were done, `direct` or `buffered`, and what showed it."""
+
+    def changed(self) -> tuple[Path, str] | None:
+        """The first input that is no longer what it was when it was opened, and what is other."""
 
     def close(self) -> None:
         """Close every file; reading afterwards opens them again."""
