@@ -9,6 +9,7 @@ from uuid import UUID
 
 from .facts import FileFacts, facts_of_plan
 from .repack_plan import RepackPlan
+from .time_estimate import TimeEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class RepackReport:
     warnings: tuple[str, ...]
     uuid: UUID | None = None
     seconds: float | None = None
+    estimate: TimeEstimate | None = None
 
     @classmethod
     def of(
@@ -35,6 +37,7 @@ class RepackReport:
         *,
         uuid: UUID | None = None,
         seconds: float | None = None,
+        estimate: TimeEstimate | None = None,
     ) -> RepackReport:
         """The report on `plan`, carried out in `seconds` or not at all."""
         checkpoint = plan.checkpoint
@@ -49,6 +52,7 @@ class RepackReport:
             warnings=plan.warnings,
             uuid=uuid,
             seconds=seconds,
+            estimate=estimate,
         )
 
     @property
@@ -66,6 +70,7 @@ class RepackReport:
             **self.facts.to_record(),
             "payload_bytes": self.payload_bytes,
             "peak_memory_estimate_bytes": self.peak_memory_bytes,
+            "estimated_seconds": None if self.estimate is None else self.estimate.seconds,
             "seconds": self.seconds,
             "bytes_per_second": self.bytes_per_second,
             "notes": list(self.notes),
