@@ -57,6 +57,11 @@ class LlamaCpp:
         """The likeliest continuation of `text`, which llama.cpp turns to tokens itself."""
         return [step["id"] for step in self._steps(text, n_tokens, 1)]
 
+    def next_log_probabilities(self, prompt: list[int] | str) -> dict[int, float]:
+        """Of the likeliest tokens after `prompt`, a text or its tokens."""
+        step = self._steps(prompt, 1, min(_FEW_CANDIDATES, self.vocab_size))[0]
+        return {int(c["id"]): float(c["logprob"]) for c in step["top_logprobs"]}
+
     def log_probabilities(self, tokens: list[int]) -> list[float]:
         """Of each of `tokens` but the first, given those before it."""
         found = []

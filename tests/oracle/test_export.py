@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from colibri_repack import export, repack
 from colibri_runtime.config import RunConfig
 from colibri_runtime.runtime import Runtime
 from colibri_runtime.tokenizer import load_tokenizer
+from helpers.hf_tokenizers import byte_level, sentence_piece
 from helpers.llamacpp import LlamaCpp
 from helpers.llamacpp_compare import greedy_disagreements
 from helpers.oracle_texts import PASSAGE, PROMPTS
+from helpers.random_models import CONFIGS, prompt_tokens, random_state
+from helpers.safetensors_builder import write_folder
+from helpers.transformers_logits import transformers_logits
 
 pytestmark = pytest.mark.oracle
 
@@ -66,3 +73,63 @@ def test_a_quantised_file_exported_says_in_llamacpp_what_it_says_here(
         found = greedy_disagreements(runtime.decoder, runs)
 
     assert all(d.their_lead < margin and d.our_lead < margin for d in found)
+
+
+# Models that GGUF and llama.cpp can say: what CONFIGS makes hard on purpose is set straight.
+FROM_SAFETENSORS: dict[str, dict[str, Any]] = {
+    "qwen3moe": {},
+    "qwen2moe": {"mlp_only_layers": []},
+    "olmoe": {"num_key_value_heads": 6},
+    "mixtral": {},
+    "llama": {},
+    "llama-scaled": {},
+    "llama-linear": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {},
+}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", FROM_SAFETENSORS)
+def test_a_model_from_safetensors_says_in_llamacpp_what_transformers_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(CONFIGS, name, CONFIGS[name] | FROM_SAFETENSORS[name])
+    folder = write_folder(tmp_path / "hf", dict(random_state(name)), CONFIGS[name])
+    (folder / "tokenizer.json").write_bytes(byte_level())
+    repack(folder, tmp_path / "m.colibri")
+    export(tmp_path / "m.colibri", tmp_path / "out.gguf")
+    tokens = prompt_tokens(name)[:12]
+
+    found = LlamaCpp(tmp_path / "out.gguf", CONFIGS[name]["vocab_size"]).log_probabilities(tokens)
+
+    logits = transformers_logits(name)[: len(tokens) - 1].astype(np.float64)
+    expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(found, expected[range(len(found)), tokens[1:]], atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
+def test_llamacpp_turns_texts_to_the_tokens_of_the_exported_tokenizer(
+    tmp_path: Path, kind: str
+) -> None:
+    from tokenizers import Tokenizer
+
+    data = byte_level() if kind == "byte level" else sentence_piece()
+    n_tokens = 203 if kind == "byte level" else len(json.loads(data)["model"]["vocab"])
+    state = dict(random_state("mixtral"))
+    for key in ("model.embed_tokens.weight", "lm_head.weight"):
+        state[key] = np.resize(state[key], (n_tokens, state[key].shape[1]))
+    folder = write_folder(tmp_path / "hf", state, CONFIGS["mixtral"] | {"vocab_size": n_tokens})
+    (folder / "tokenizer.json").write_bytes(data)
+    repack(folder, tmp_path / "m.colibri")
+    export(tmp_path / "m.colibri", tmp_path / "out.gguf")
+    tokenizer = Tokenizer.from_buffer(data)
+    server = LlamaCpp(tmp_path / "out.gguf", n_tokens)
+
+    for text in ("the thin hen", " in the end, then 12 more!", "an other  one\nand\tthe rest"):
+        tokens = tokenizer.encode(text).ids
+        # Weights are random: another token anywhere gives other numbers.
+        expected = pytest.approx(server.next_log_probabilities(tokens), abs=1e-4)
+        assert server.next_log_probabilities(text) == expected, text
+        assert server.next_log_probabilities([*tokens[:-1], 5]) != expected, text

@@ -5,12 +5,9 @@ random blocks within each, the next layer only when all have come.
     python packages/colibri-runtime/benchmarks/disk_engines.py --folder /tmp/scratch depth split
 
 Every figure is a median over rounds, with the least and the largest; in a round each arm reads
-<<<<<<< HEAD other blocks, in an order that changes, after the page cache was dropped (as root;
-otherwise that of the file alone). CPU seconds are those of the process, kernel and threads
-included. What a virtual disk ======= other blocks, in an order that changes, after the page cache
-was dropped (as root; else that of the file alone). CPU seconds are those of the process, kernel
-and threads included. What a virtual disk >>>>>>> disk gives may be its host's memory: quote
-ratios. See docs/io.md.
+other blocks, in an order that changes, after the page cache was dropped (as root; else that of the
+file alone). CPU seconds are those of the process, kernel and threads included. What a virtual disk
+gives may be its host's memory: quote ratios. See docs/io.md.
 """
 
 from __future__ import annotations
@@ -108,11 +105,7 @@ class Blocks:
         self.sums = np.load(side).tolist()
 
     def choose(self, rng: np.random.Generator, n_bytes: int, group: int) -> list[list[int]]:
-<<<<<<< HEAD
-        """Blocks to read, `group` different ones of each layer, layer after layer, for ever."""
-=======
         """Blocks to read: `group` different ones of each layer, layer after layer."""
->>>>>>> disk
         n_layers = max(1, self.n // EXPERTS)
         experts = min(EXPERTS, self.n)
         n_groups = max(1, n_bytes // (self.size * group))

@@ -210,14 +210,16 @@ def plan_layout(
     _check_names([t.name for t in tensors], [f.name for f in files], volumes)
     for spec in tensors:
         _check_tensor(spec, n_layers)
-    layouts = tuple(dict.fromkeys(x for row in rows for x in row if x is not None))
+    # Hashing a layout takes longer than the rest of its expert: each object is hashed once.
+    by_id = {id(x): x for row in rows for x in row if x is not None}
+    layouts = tuple(dict.fromkeys(by_id.values()))
     if len(layouts) >= NO_LAYOUT:
         raise UsageError("bad-plan", "plan", f"{len(layouts)} layouts", "at most 65534")
     for layout in layouts:
         _check_layout(layout)
-    numbers: dict[Layout | None, int] = {layout: n for n, layout in enumerate(layouts)}
-    numbers[None] = NO_LAYOUT
-    expert_layouts = np.array([[numbers[x] for x in row] for row in rows], np.uint16)
+    numbers = {layout: n for n, layout in enumerate(layouts)}
+    number_of = {key: numbers[layout] for key, layout in by_id.items()} | {id(None): NO_LAYOUT}
+    expert_layouts = np.array([[number_of[id(x)] for x in row] for row in rows], np.uint16)
     is_present = expert_layouts != NO_LAYOUT
     block_volumes = _block_volumes(block_volumes, is_present, len(volumes))
     dtypes: dict[str, DType] = {}

@@ -3,7 +3,7 @@
 from .api import plan, repack
 from .decoding import Fp8Form
 from .errors import ExportError, RepackError, SourceError
-from .facts import BlockSize, FileFacts, TypeTotal, facts_of_file, facts_of_plan
+from .facts import BlockSize, FileFacts, LayerTypes, TypeTotal, facts_of_file, facts_of_plan
 from .families import FAMILIES, Checkpoint, Family, read_checkpoint
 from .gguf_export import ExportPlan, ExportReport, export, plan_export
 from .imatrix import Imatrix
@@ -28,6 +28,7 @@ __all__ = [
     "Fp8Form",
     "Imatrix",
     "KernelLayout",
+    "LayerTypes",
     "Quant",
     "RepackError",
     "RepackOptions",

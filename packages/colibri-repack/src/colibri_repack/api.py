@@ -16,9 +16,10 @@ from .imatrix import Imatrix
 from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
 from .memory_plan import DEFAULT_MEMORY
 from .part_plan import Conversion
+from .plan_advice import MIN_ALIGNMENT
 from .quantise import Quant
 from .recode import engine_name, is_slow
-from .repack_plan import MIN_ALIGNMENT, RepackOptions, RepackPlan, plan_repack
+from .repack_plan import RepackOptions, RepackPlan, plan_repack
 from .report import RepackReport
 from .routing_trace import read_trace
 from .sources import Source, open_source

@@ -23,7 +23,7 @@ from .cmd_shared import (
     print_warnings,
     run,
 )
-from .facts import FileFacts, facts_of_file, layouts_of_layer
+from .facts import FileFacts, encoding, facts_of_file, layouts_of_layer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,7 +158,7 @@ def _print(
             for s in _segments(layout):
                 shape = " x ".join(map(str, s["shape"]))
                 place = (str(s["offset"]), str(s["size"]))
-                dtype = _dtype_text(s["dtype"], s["row_interleave"])
+                dtype = encoding(s["dtype"], s["row_interleave"])
                 table.add_row(span, n_experts, s["role"], dtype, shape, *place)
                 span = n_experts = ""
     console.print()
@@ -169,7 +169,7 @@ def _print(
             if arguments.layer is None or tensor.layer == arguments.layer:
                 shape = " x ".join(map(str, tensor.shape))
                 at, size = str(tensor.offset), str(tensor.size)
-                dtype = _dtype_text(tensor.dtype.name, tensor.row_interleave)
+                dtype = encoding(tensor.dtype.name, tensor.row_interleave)
                 table.add_row(Text(printable(tensor.name)), dtype, shape, at, size)
         console.print()
         console.print(table)
@@ -187,10 +187,6 @@ def _print(
         console.print()
         console.print(table)
     print_warnings(reader.path, reader.warnings)
-
-
-def _dtype_text(name: str, row_interleave: int) -> str:
-    return f"{name} x{row_interleave}" if row_interleave else name
 
 
 def _runs(reader: Reader, layers: list[int]) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from .api import opened_imatrix, plan, repack
 from .cmd_shared import (
     EXIT_OK,
     facts_rows,
+    layer_rows,
     new_console,
     print_json,
     print_rows,
@@ -26,11 +27,13 @@ from .decoding import Fp8Form
 from .families import AUTO, FAMILIES
 from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
 from .memory_plan import DEFAULT_MEMORY
+from .plan_advice import MIN_ALIGNMENT
 from .quantise import Quant
-from .repack_plan import MIN_ALIGNMENT, RepackOptions
+from .repack_plan import RepackOptions
 from .report import RepackReport
 from .routing_trace import read_trace
 from .striping import VolumeFolder
+from .time_estimate import DISK_BYTES_PER_SECOND, TimeEstimate, estimate_time
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +75,9 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 volumes=tuple(map(VolumeFolder.parse, arguments.volume)),
                 memory_bytes=arguments.memory,
             )
-            report = RepackReport.of(plan(source, options), Path(source), output)
+            planned = plan(source, options)
+            estimate = estimate_time(planned)
+            report = RepackReport.of(planned, Path(source), output, estimate=estimate)
     else:
         with progress_bar("repacking", is_quiet=arguments.json) as progress:
             report = repack(
@@ -102,7 +107,7 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
 
 
 def _print_report(report: RepackReport) -> None:
-    rows = [*facts_rows(report.facts), ("quantisation", report.quant)]
+    rows = [*facts_rows(report.facts), *layer_rows(report.facts), ("quantisation", report.quant)]
     if report.seconds is not None and report.bytes_per_second is not None:
         rate = format_size(int(report.bytes_per_second))
         rows.append(("time", f"{report.seconds:.1f} s, {rate}/s"))
@@ -113,6 +118,8 @@ def _print_report(report: RepackReport) -> None:
         rows.append(("written to", str(report.output)))
     else:
         rows.append(("peak memory", f"about {format_size(report.peak_memory_bytes)}"))
+        if report.estimate is not None:
+            rows.append(("time", _estimate_text(report.estimate)))
         rows.append(("written to", "nothing: --dry-run"))
     print_rows(rows)
     console = new_console()
@@ -127,6 +134,13 @@ def _modes(report: RepackReport) -> str:
         return "none"
     modes = report.converted.read_mode, report.converted.write_mode
     return ", ".join(mode if mode == "direct" else f"{mode} ({why})" for mode, why in modes)
+
+
+def _estimate_text(estimate: TimeEstimate) -> str:
+    return (
+        f"about {estimate.seconds:.1f} s: {estimate.disk_seconds:.1f} s where the disk brings and "
+        f"takes {format_size(DISK_BYTES_PER_SECOND)}/s, {estimate.compute_seconds:.1f} s of work"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ from rich.table import Table
 from colibri_format import ColibriError, format_size, parse_size, printable
 from colibri_format.command import EXIT_DATA, EXIT_OK, run_command
 
-from .facts import FileFacts
+from .facts import FileFacts, LayerTypes
 
 __all__ = [
     "EXIT_DATA",
@@ -34,6 +34,7 @@ __all__ = [
     "add_volume_option",
     "columns_table",
     "facts_rows",
+    "layer_rows",
     "new_console",
     "print_json",
     "print_rows",
@@ -175,7 +176,7 @@ def facts_rows(facts: FileFacts) -> list[tuple[str, str]]:
     rows += [
         ("blocks", f"{facts.n_blocks}, {format_size(facts.block_bytes)}"),
         ("alignment", format_size(facts.alignment)),
-        ("padding", f"{facts.padding_share:.2%} of the blocks' space"),
+        ("padding", f"{facts.padding_share:.2%} of the blocks' space; {_shares(facts)}"),
         ("index", format_size(facts.index_bytes)),
         (
             "read per token",
@@ -193,6 +194,8 @@ def facts_rows(facts: FileFacts) -> list[tuple[str, str]]:
         )
         for name, total in facts.types.items()
     ]
+    if facts.interleaved_bytes:
+        rows.append(("interleaved", f"{format_size(facts.interleaved_bytes)}, 16 rows at a time"))
     rows += [
         ("embedded files", format_size(facts.embedded_bytes)),
         ("file", f"{format_size(facts.file_size)} ({facts.file_size} bytes)"),
@@ -202,6 +205,22 @@ def facts_rows(facts: FileFacts) -> list[tuple[str, str]]:
         for label, size in facts.volume_sizes.items()
     ]
     return rows
+
+
+def layer_rows(facts: FileFacts) -> list[tuple[str, str]]:
+    """Which types each layer has, layers alike in one row."""
+    return [(f"layers {_ranges(types.layers)}", _types(types)) for types in facts.layer_types]
+
+
+def _shares(facts: FileFacts) -> str:
+    shares = facts.padding_shares.items()
+    return ", ".join(f"{share:.2%} at {alignment // 1024}K" for alignment, share in shares)
+
+
+def _types(types: LayerTypes) -> str:
+    parts = [", ".join(f"{role} {name}" for role, name in types.segments.items())]
+    parts.append("dense " + ", ".join(f"{n} {name}" for name, n in types.dense.items()))
+    return "; ".join(part for part in parts if part not in ("", "dense "))
 
 
 def print_rows(rows: list[tuple[str, str]]) -> None:

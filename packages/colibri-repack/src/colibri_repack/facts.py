@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from colibri_format import (
     block_padding,
     round_up,
 )
+
+from .plan_advice import ALIGNMENTS, padding_shares, uses_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,28 @@ class BlockSize:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerTypes:
+    """Encodings in `layers`: of their blocks' segments by role, and of dense tensors by number.
+
+    `x16` behind a type: rows interleaved. `segments` has several types of a role joined by `/`
+    where experts of a layer differ.
+    """
+
+    layers: tuple[int, ...]
+    segments: dict[str, str]
+    dense: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class FileFacts:
     """Figures of one file; all sizes in bytes.
 
     `token_bytes` are the blocks that one token reads when none is in memory: top_k padded blocks
     of every layer that has blocks (a dense model reads its single one; the largest ones where
     experts of a layer differ). Both are None for a file that says nothing of it. `dense_bytes`
-    are read once. `padding_share` is the part of the blocks' padded extents that holds no weights.
+    are read once. `padding_share` is the part of the blocks' padded extents that holds no weights;
+    `padding_shares` the same by alignment, at the file's and at others. `interleaved_bytes` are
+    those of matrices with interleaved rows.
     """
 
     family: str
@@ -58,6 +75,8 @@ class FileFacts:
     alignment: int
     block_sizes: tuple[BlockSize, ...]
     padding_share: float
+    padding_shares: dict[int, float]
+    interleaved_bytes: int
     index_bytes: int
     token_bytes: int | None
     dense_bytes: int
@@ -66,10 +85,13 @@ class FileFacts:
     file_size: int
     volume_sizes: dict[str, int]
     types: dict[str, TypeTotal]
+    layer_types: tuple[LayerTypes, ...]
 
     def to_record(self) -> dict[str, Any]:
-        """As JSON-ready values."""
-        return asdict(self)
+        """As JSON-ready values; numbers that are keys as texts."""
+        record = asdict(self)
+        shares = {str(alignment): share for alignment, share in self.padding_shares.items()}
+        return record | {"padding_shares": shares}
 
 
 def facts_of_plan(plan: FilePlan, top_k: int | None, family: str) -> FileFacts:
@@ -100,7 +122,8 @@ def _facts(
     alignment = file.geometry.alignment
     layers_of: dict[int, list[int]] = {}
     types: dict[str, list[int]] = {}
-    stored = padding = token_bytes = 0
+    tensors = tuple(tensors)
+    stored = padding = token_bytes = interleaved = 0
     for layer in range(file.geometry.n_layers):
         left = top_k or 0
         for layout, n_blocks in layouts_of_layer(file, layer):
@@ -111,12 +134,15 @@ def _facts(
             token_bytes += min(left, n_blocks) * padded
             left -= min(left, n_blocks)
             _count_segments(types, layout, n_blocks)
+            interleaved += n_blocks * sum(s.size for s in layout.segments if s.row_interleave)
     dense_bytes = 0
     for tensor in tensors:
         total = types.setdefault(tensor.dtype.name, [0, 0, 0, 0])
         total[0] += 1
         total[1] += tensor.size
         dense_bytes += tensor.size
+        interleaved += tensor.size if tensor.row_interleave else 0
+    alignments = sorted({*ALIGNMENTS, alignment})
     return FileFacts(
         family=family,
         n_layers=file.geometry.n_layers,
@@ -129,6 +155,8 @@ def _facts(
             for size, layers in sorted(layers_of.items())
         ),
         padding_share=padding / stored if stored else 0.0,
+        padding_shares=padding_shares(uses_of(file), alignments),
+        interleaved_bytes=interleaved,
         index_bytes=file.index_bytes,
         token_bytes=None if top_k is None else token_bytes,
         dense_bytes=dense_bytes,
@@ -137,7 +165,36 @@ def _facts(
         file_size=file.file_size,
         volume_sizes={volume.label: volume.file_size for volume in file.volumes},
         types={name: TypeTotal(*total) for name, total in sorted(types.items())},
+        layer_types=_layer_types(file, tensors),
     )
+
+
+def _layer_types(file: FilePlan | Reader, tensors: Sequence[DenseTensor]) -> tuple[LayerTypes, ...]:
+    """Layers with the same types together, in order of their first."""
+    dense: dict[int, dict[str, int]] = {}
+    for tensor in tensors:
+        if tensor.layer is not None:
+            counts = dense.setdefault(tensor.layer, {})
+            name = encoding(tensor.dtype.name, tensor.row_interleave)
+            counts[name] = counts.get(name, 0) + 1
+    groups: dict[str, LayerTypes] = {}
+    for layer in range(file.geometry.n_layers):
+        roles: dict[str, dict[str, None]] = {}
+        for layout, _ in layouts_of_layer(file, layer):
+            for s in layout.segments:
+                name = encoding(s.dtype.name, s.row_interleave)
+                roles.setdefault(s.role.name.lower(), {})[name] = None
+        segments = {role: "/".join(names) for role, names in roles.items()}
+        counts = dict(sorted(dense.get(layer, {}).items()))
+        key = repr((segments, counts))
+        layers = groups[key].layers if key in groups else ()
+        groups[key] = LayerTypes((*layers, layer), segments, counts)
+    return tuple(groups.values())
+
+
+def encoding(name: str, row_interleave: int) -> str:
+    """A type's name, with ` x16` behind it where rows are interleaved."""
+    return f"{name} x{row_interleave}" if row_interleave else name
 
 
 def layouts_of_layer(file: FilePlan | Reader, layer: int) -> list[tuple[Layout, int]]:

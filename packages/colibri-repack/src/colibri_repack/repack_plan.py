@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +30,7 @@ from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
 from .memory_plan import DEFAULT_MEMORY, MemoryNeeds, MemoryPlan, plan_memory
 from .part_plan import Conversion, Part, PartPlanner, some
 from .pieces import unit_tile_bytes
+from .plan_advice import MIN_ALIGNMENT, index_advice, padding_advice, uses_of
 from .quantise import Quant
 from .recode import default_threads, is_slow
 from .routing_trace import RoutingTrace
@@ -44,9 +44,6 @@ _PER_EMBEDDED_BYTE: Final = 10
 _PER_PART_BYTES: Final = 2048
 # NumPy in the place of the C library: float32 and what its searches make of them, a thread.
 _NUMPY_BYTES: Final = 24 * 2**20
-MAX_GOOD_PADDING: Final = 0.05
-MAX_GOOD_INDEX: Final = 100 * 2**20
-MIN_ALIGNMENT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +191,7 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
             np.broadcast_to(has_experts[:, None], shape),
             [folder.weight for folder in options.volumes],
         )
-    plan_file = partial(
-        plan_layout,
+    file = plan_layout(
         n_layers=checkpoint.n_layers,
         n_experts=checkpoint.n_experts,
         layer_layouts=layouts,
@@ -205,8 +201,8 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         volumes=volume_labels(len(options.volumes)),
         block_volumes=block_volumes,
         block_order=order,
+        alignment=options.alignment,
     )
-    file = plan_file(alignment=options.alignment)
     jobs = _in_file_order(file, dense, embedded, blocks)
     notes = list(source.notes) + list(checkpoint.notes) + parts_planner.notes()
     if checkpoint.dropped:
@@ -221,7 +217,7 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         payload_bytes=sum(job_bytes(job) for job in jobs),
         memory=plan_memory(options.memory_bytes, needs, default_threads()),
         notes=tuple(notes),
-        warnings=(*_warnings(file, plan_file), *_missing_tokenizer(source, embedded)),
+        warnings=(*_warnings(file), *_missing_tokenizer(source, embedded)),
     )
 
 
@@ -360,19 +356,13 @@ def _dense_quantisation(options: RepackOptions) -> dict[str, str]:
     return record
 
 
-def _warnings(file: FilePlan, plan_file: partial[FilePlan]) -> list[str]:
-    warnings = []
-    if file.padding_share > MAX_GOOD_PADDING:
-        warnings.append(
-            f"{file.padding_share:.1%} of the blocks' space is padding "
-            f"(above {MAX_GOOD_PADDING:.0%}): {_padding_advice(file, plan_file)}"
-        )
-    if file.index_bytes > MAX_GOOD_INDEX:
-        warnings.append(
-            f"the index takes {file.index_bytes} bytes (above {MAX_GOOD_INDEX}): the experts are "
-            "cut too fine, a block should be read in one large request"
-        )
-    return warnings
+def _warnings(file: FilePlan) -> list[str]:
+    geometry = file.geometry
+    advice = (
+        padding_advice(uses_of(file), geometry.alignment),
+        index_advice(file.index_bytes, geometry.n_layers, geometry.n_experts, file.block_bytes),
+    )
+    return [text for text in advice if text]
 
 
 def _missing_tokenizer(source: Source, embedded: Sequence[EmbeddedFile]) -> list[str]:
@@ -382,26 +372,3 @@ def _missing_tokenizer(source: Source, embedded: Sequence[EmbeddedFile]) -> list
     if in_gguf or "tokenizer.json" in names:
         return []
     return ["the source has no tokenizer (no tokenizer.json): colibri run cannot read a prompt"]
-
-
-def _padding_advice(file: FilePlan, plan_file: partial[FilePlan]) -> str:
-    shares: Mapping[int, float] = {
-        alignment: plan_file(alignment=alignment).padding_share
-        for alignment in _powers_below(file.geometry.alignment)
-    }
-    if not shares:
-        return (
-            f"experts are small, {MIN_ALIGNMENT} is the smallest block size there is; a type of "
-            "more bits, or a model with larger experts, has less"
-        )
-    good = [a for a, share in shares.items() if share <= MAX_GOOD_PADDING]
-    best = max(good) if good else min(shares, key=lambda a: (shares[a], -a))
-    return f"--block-size {best // 1024}K gives {shares[best]:.1%}"
-
-
-def _powers_below(alignment: int) -> list[int]:
-    powers = []
-    while alignment > MIN_ALIGNMENT:
-        alignment //= 2
-        powers.append(alignment)
-    return powers

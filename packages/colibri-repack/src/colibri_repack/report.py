@@ -10,6 +10,7 @@ from uuid import UUID
 from .convert import Converted
 from .facts import FileFacts, facts_of_plan
 from .repack_plan import RepackPlan
+from .time_estimate import TimeEstimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class RepackReport:
     warnings: tuple[str, ...]
     converted: Converted | None = None
     seconds: float | None = None
+    estimate: TimeEstimate | None = None
 
     @property
     def uuid(self) -> UUID | None:
@@ -41,6 +43,7 @@ class RepackReport:
         *,
         converted: Converted | None = None,
         seconds: float | None = None,
+        estimate: TimeEstimate | None = None,
     ) -> RepackReport:
         """The report on `plan`, carried out in `seconds` or not at all."""
         checkpoint = plan.checkpoint
@@ -55,6 +58,7 @@ class RepackReport:
             warnings=plan.warnings,
             converted=converted,
             seconds=seconds,
+            estimate=estimate,
         )
 
     @property
@@ -75,6 +79,7 @@ class RepackReport:
             **self.facts.to_record(),
             "payload_bytes": self.payload_bytes,
             "peak_memory_estimate_bytes": self.peak_memory_bytes,
+            "estimated_seconds": None if self.estimate is None else self.estimate.seconds,
             "seconds": self.seconds,
             "bytes_per_second": self.bytes_per_second,
             **self._io_record(),

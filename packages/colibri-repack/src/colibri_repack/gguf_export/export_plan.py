@@ -13,15 +13,12 @@ from ..errors import ExportError
 from ..part_plan import some
 from ..sources.gguf_header import KeyValue
 from ..sources.gguf_source import GGUF_FILE
+from .described import describe_model
+from .description import FILE_TYPES, Description
 from .gguf_head import GgufTensor, encode_head, place_tensors
 from .gguf_record import GgufRecord, TensorEntry, parse_gguf_record
 from .stored import Contents, StoredPart, TensorPart, common_dtype, stacked_shape
 
-# llama.h, enum llama_ftype: what general.file_type says of a file in which most matrices have the
-# type. It is only shown.
-_FILE_TYPES: Final = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9,
-                      "q2_k": 10, "q3_k": 12, "q4_k": 14, "q4_k_m": 15, "q5_k": 16, "q5_k_m": 17,
-                      "q6_k": 18, "bf16": 32, "mxfp4": 38}  # fmt: skip
 _FILE_TYPE: Final = "general.file_type"
 
 
@@ -48,7 +45,8 @@ class Move:
 class ExportPlan:
     """A whole export: the head's bytes, the tensors behind it, and where each part goes.
 
-    `tensor_moves` by name, `block_moves` by layer and expert, in the order of the segments.
+    `tensor_moves` by name, `block_moves` by layer and expert, in the order of the segments. `made`
+    are bytes that the file does not hold, by their place in the GGUF.
     """
 
     head: bytes
@@ -56,28 +54,13 @@ class ExportPlan:
     file_size: int
     tensor_moves: Mapping[str, Move]
     block_moves: Mapping[tuple[int, int], tuple[Move, ...]]
+    made: Mapping[int, bytes]
     notes: tuple[str, ...]
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.size for tensor in self.tensors)
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What the GGUF says before its data, and what must become of stored parts on the way.
-
-    `widened` tensors become F32; `turned` ones change the order of their rows, as `Move` says.
-    """
-
-    version: int
-    alignment: int
-    key_values: tuple[KeyValue, ...]
-    tensors: tuple[TensorEntry, ...] | None
-    widened: frozenset[str] = frozenset()
-    turned: Mapping[str, int] | None = None
-    notes: tuple[str, ...] = ()
 
 
 def plan_export(reader: Reader) -> ExportPlan:
@@ -122,14 +105,19 @@ def plan_export(reader: Reader) -> ExportPlan:
             "a file as colibri repack writes it",
             "repack the source again",
         )
+    for name, data in said.made.items():
+        rows.append((name, DTYPES["f32"], (len(data) // 4,)))
     placed, n_bytes = place_tensors(rows, said.alignment)
     head = encode_head(said.version, said.alignment, said.key_values, placed)
     tensor_moves: dict[str, Move] = {}
     block_moves: dict[tuple[int, int], list[Move]] = {}
+    made: dict[int, bytes] = {}
     for tensor in placed:
         offset = len(head) + tensor.offset
-        for part in parts_of[tensor.name]:
-            n_heads = (said.turned or {}).get(tensor.name, 0)
+        if tensor.name in said.made:
+            made[offset] = said.made[tensor.name]
+        for part in parts_of.get(tensor.name, ()):
+            n_heads = said.turned.get(tensor.name, 0)
             move = Move(part, offset, tensor.dtype, n_heads)
             offset += move.size
             if isinstance(part, TensorPart):
@@ -148,14 +136,14 @@ def plan_export(reader: Reader) -> ExportPlan:
             key: tuple(sorted(moves, key=lambda move: move.part.fact.offset))
             for key, moves in block_moves.items()
         },
+        made=made,
         notes=tuple(notes),
     )
 
 
 def _describe(reader: Reader) -> Description:
     if GGUF_FILE not in reader.files:
-        raise ExportError("cannot-export", reader.path, f"has no {GGUF_FILE}",
-                          "a file repacked from a GGUF")  # fmt: skip
+        return describe_model(reader)
     record = parse_gguf_record(reader.read_file(GGUF_FILE), f"{reader.path}: {GGUF_FILE}")
     notes = []
     if record.tensors is None:
@@ -174,7 +162,7 @@ def _describe(reader: Reader) -> Description:
 
 def _with_file_type(record: GgufRecord, reader: Reader) -> tuple[KeyValue, ...]:
     """The key-values, with the file's own type where it was quantised on the way."""
-    file_type = _FILE_TYPES.get(str(reader.metadata.get("quantisation")))
+    file_type = FILE_TYPES.get(str(reader.metadata.get("quantisation")))
     if file_type is None:
         return record.key_values
     return tuple(

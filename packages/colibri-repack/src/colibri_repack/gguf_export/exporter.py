@@ -6,6 +6,7 @@ piece of a segment.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -92,7 +93,8 @@ def export(
     """Write the `.colibri` file `source` as the GGUF file `output`.
 
     A file that was repacked from a GGUF with `--quant keep` gives that GGUF back: key-values,
-    names, types, shapes and data, byte for byte. Interleaved rows are made plain. `volumes` names
+    names, types, shapes and data, byte for byte. One that came from safetensors becomes a GGUF that
+    llama.cpp runs, where it knows the family. Interleaved rows are made plain. `volumes` names
     folders to search for volumes. `progress(done, total)` is called with bytes of tensors.
     The output has its name only when it is complete; every block and tensor is checked against
     its checksum on the way.
@@ -140,6 +142,8 @@ def _write(
                 position = segment.offset + segment.size
             stream.read_into(bytearray(block.size - position))
             stream.finish()
+        for offset, data in plan.made.items():
+            file.write_at(offset, data)
         # The first page last: what an earlier writer left unfinished is known by its zeros.
         file.write_at(min(PAGE, len(plan.head)), plan.head[PAGE:])
         file.flush()
@@ -183,10 +187,11 @@ def _piece_bytes(move: Move) -> int:
     """Bytes of the part that are changed at once: groups of rows, heads, or just many."""
     fact = move.part.fact
     dtype = fact.dtype
+    n_rows = fact.row_interleave or 1
     if move.n_heads:
-        unit = fact.size // move.n_heads
-    elif fact.row_interleave:
-        unit = fact.row_interleave * dtype.row_bytes(fact.shape[-1])
+        n_rows = math.lcm(n_rows, fact.shape[0] // move.n_heads)
+    if n_rows > 1:
+        unit = n_rows * (fact.size // fact.shape[0])
     else:
         unit = dtype.size_bytes((UNIT_ELEMENTS,))
     return max(_PIECE // unit, 1) * unit
