@@ -66,7 +66,7 @@ class Observers:
         self,
         layer: int,
         first_position: int,
-        experts: NDArray[np.intp],
+        experts: NDArray[np.integer],
         weights: Floats | None,
         predicted: frozenset[int],
     ) -> None:

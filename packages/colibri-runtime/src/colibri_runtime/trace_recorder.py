@@ -69,7 +69,7 @@ class TraceRecorder:
         self,
         layer: int,
         first_position: int,
-        experts: NDArray[np.intp],
+        experts: NDArray[np.integer],
         weights: Floats | None,
         predicted: frozenset[int],
     ) -> None:
