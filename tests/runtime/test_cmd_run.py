@@ -353,3 +353,20 @@ def test_a_terminal_without_unicode_gets_replacements(model_file):
 
     assert process.returncode == 0, err
     assert out.isascii()
+
+
+def test_a_run_writes_down_its_routing(capsys, model_file, tmp_path):
+    from colibri_runtime.trace import TracePhase, read_trace
+
+    path = tmp_path / "run.csv"
+
+    run_json(capsys, model_file, "--trace", str(path))
+
+    trace = read_trace(path)
+    decode = trace.only(TracePhase.DECODE)
+    assert trace.n_layers == 4
+    assert {len(event.experts) for event in decode.events} == {3}
+    assert len(decode.events) == 4 * 11
+    status = main([str(model_file), "--prompt", "Hello", "--memory", "64M", "--trace", str(path)])
+    assert status == 1
+    assert "error[file-exists]" in capsys.readouterr().err

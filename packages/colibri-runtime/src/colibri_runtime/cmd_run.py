@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from .stats import LayerStats
 
 if TYPE_CHECKING:
     from .budget import MemoryPlan
+    from .decoder import RoutingObserver
     from .runtime import Runtime
     from .sampler import SamplingSpec
     from .tokenizer import Tokenizer
@@ -176,6 +178,7 @@ class _Job:
 def _generate(job: _Job, reader: Any) -> int:
     from . import machine
     from .cmd_progress import ProgressBars
+    from .decoder import Observers
     from .runtime import Runtime
 
     arguments = job.arguments
@@ -187,10 +190,18 @@ def _generate(job: _Job, reader: Any) -> int:
     bars = ProgressBars(
         len(job.prompt), job.model.n_layers, is_shown=False if arguments.json else None
     )
-    with (
-        bars,
-        Runtime(reader, job.config, progress=bars.loaded, observer=bars) as runtime,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(bars)
+        observer: RoutingObserver = bars
+        if arguments.trace is not None:
+            from .trace_recorder import TraceRecorder
+
+            # Before the model is loaded, so that a name that cannot be written fails at once.
+            recorder = TraceRecorder(arguments.trace, n_prompt=len(job.prompt))
+            observer = Observers(bars, stack.enter_context(recorder))
+        runtime = stack.enter_context(
+            Runtime(reader, job.config, progress=bars.loaded, observer=observer)
+        )
         load_seconds = time.perf_counter() - load_started
         if arguments.memory is None and not arguments.json:
             _print_budget(runtime.plan)
@@ -471,6 +482,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-verify", action="store_true", help="leave out checksums")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the memory plan and do not run"
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write down which experts each token chose, for colibri simulate: CSV, or Parquet "
+        "where the name ends in .parquet",
     )
     parser.add_argument("--profile", action="store_true", help="what each layer did")
     parser.add_argument(

@@ -56,6 +56,24 @@ class ExpertStore(Protocol):
         ...
 
 
+class Observers:
+    """Tells several observers of the routing, in order."""
+
+    def __init__(self, *observers: RoutingObserver) -> None:
+        self._observers = observers
+
+    def routed(
+        self,
+        layer: int,
+        first_position: int,
+        experts: NDArray[np.integer],
+        weights: Floats | None,
+        predicted: frozenset[int],
+    ) -> None:
+        for observer in self._observers:
+            observer.routed(layer, first_position, experts, weights, predicted)
+
+
 class Decoder:
     """A model's forward pass over positions that follow each other.
 

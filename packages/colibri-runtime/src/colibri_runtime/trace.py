@@ -150,7 +150,7 @@ def _csv_rows(lines: Iterable[str], where: str, block_bytes: dict[int, int]) -> 
                 int(row[slot]), int(row[expert]), float(row[weight]),
             )  # fmt: skip
     except (ValueError, IndexError, csv.Error) as error:
-        if isinstance(error, FormatError):
+        if isinstance(error, (FormatError, UnicodeDecodeError)):
             raise
         raise FormatError(
             "trace-value", f"{where}:{n_line}", str(error), "a number in each column"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from array import array
 from io import TextIOWrapper
@@ -68,7 +69,7 @@ class TraceRecorder:
         self,
         layer: int,
         first_position: int,
-        experts: NDArray[np.intp],
+        experts: NDArray[np.integer],
         weights: Floats | None,
         predicted: frozenset[int],
     ) -> None:
@@ -96,8 +97,8 @@ class TraceRecorder:
         """Gives the file its name; a second call does nothing."""
         if self._sink is None:
             return
+        self._flush()
         try:
-            self._flush()
             self._sink.close()
             self._part.replace(self.path)
         except OSError as error:
@@ -122,14 +123,17 @@ class TraceRecorder:
         try:
             self._sink.write(self._columns)
         except OSError as error:
-            self._sink = None
             raise self._failed(error) from error
         for column in self._columns:
             del column[:]
 
     def _failed(self, error: OSError) -> StorageError:
-        if isinstance(error, StorageError):
-            return error
+        """The error to raise; nothing more is recorded, and nothing is left of the file."""
+        if self._sink is not None:
+            self._sink.drop()
+            self._sink = None
+        with contextlib.suppress(OSError):
+            self._part.unlink()
         return StorageError.of(error, self._part, "writing the trace")
 
 
@@ -148,6 +152,11 @@ class _CsvSink:
         with self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
+
+    def drop(self) -> None:
+        # What is still buffered may fail to be written, again.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class _ParquetSink:
@@ -175,3 +184,9 @@ class _ParquetSink:
             self._writer.close()
             self._file.flush()
             os.fsync(self._file.fileno())
+
+    def drop(self) -> None:
+        with contextlib.suppress(OSError, self._arrow.ArrowException):
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()

@@ -1,0 +1,356 @@
+"""What each policy evicts, and what all of them promise."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from colibri_format import UsageError
+from colibri_runtime.policies import POLICY_NAMES, make_policy
+
+COUNTING = ("recall", "cadence", "hybrid", "lfu")
+
+
+def run(policy, *events):
+    """Events `(layer, experts)` of blocks that all have a slot."""
+    for layer, experts, *weights in events:
+        policy.observe(layer, experts, weights[0] if weights else None)
+        for expert in experts:
+            policy.release((layer, expert))
+
+
+def again(policy, layer, experts, weights=None):
+    """An event of blocks that are all resident."""
+    policy.observe(layer, experts, weights)
+    for expert in experts:
+        policy.pin((layer, expert))
+    for expert in experts:
+        policy.release((layer, expert))
+
+
+def drain(policy):
+    """All victims, first to last."""
+    victims = []
+    while (key := policy.victim(is_prefetch=False)) is not None:
+        victims.append(key)
+    return victims
+
+
+def make(name, n_layers=2, n_slots=8, **options):
+    return make_policy(name, n_layers=n_layers, n_slots=n_slots, **options)
+
+
+def test_unknown_policy_is_refused_with_the_names_known():
+    with pytest.raises(UsageError, match="recall, cadence, hybrid, lfu, lru") as error:
+        make("arc")
+
+    assert error.value.code == "unknown-policy"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "code"),
+    [
+        ("hybrid", {"lfu_weight": 1.5}, "bad-lfu-weight"),
+        ("lru", {"lfu_weight": 0.5}, "bad-lfu-weight"),
+        ("hybrid", {"hot_share": -0.1}, "bad-hot-share"),
+        ("recall", {"hot_share": 0.1}, "bad-hot-share"),
+        ("lfu", {"quotas": (1, 2, 3)}, "bad-quotas"),
+    ],
+)
+def test_options_out_of_place_are_refused(name, options, code):
+    with pytest.raises(UsageError) as error:
+        make(name, **options)
+
+    assert error.value.code == code
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_every_block_that_is_not_in_use_can_be_evicted_once(name):
+    policy = make(name)
+    run(policy, (0, [1, 2]), (1, [3, 4]))
+    policy.pin((0, 2))
+    policy.admit((1, 7))
+    policy.touch((1, 3))
+
+    victims = drain(policy)
+
+    assert sorted(victims) == [(0, 1), (1, 3), (1, 4), (1, 7)]
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("quotas", [None, (1, 1)])
+def test_a_prefetch_takes_nothing_that_waits_or_was_touched(name, quotas):
+    policy = make(name, quotas=quotas)
+    run(policy, (0, [1, 2, 3]), (1, [4]))
+    for expert in (1, 2, 3):
+        policy.touch((0, expert))
+    policy.admit((1, 5))
+
+    taken = []
+    while (key := policy.victim(is_prefetch=True)) is not None:
+        taken.append(key)
+
+    assert (1, 5) not in taken
+    assert not [key for key in taken if key[0] == 0]
+    assert policy.victim(is_prefetch=False) is not None
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_a_touched_block_is_an_ordinary_one_after_its_layers_next_event(name):
+    policy = make(name)
+    run(policy, (0, [1, 2]))
+    policy.touch((0, 1))
+    policy.touch((0, 2))
+
+    policy.observe(0, [2], None)
+    policy.pin((0, 2))
+
+    assert policy.victim(is_prefetch=True) == (0, 1)
+    policy.release((0, 2))
+    assert drain(policy) == [(0, 2)]
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_a_touched_block_falls_back_without_observe_too(name):
+    policy = make(name)
+    for expert in (1, 2):
+        policy.release((0, expert))
+    policy.touch((0, 1))
+
+    policy.pin((0, 2))
+    policy.release((0, 2))
+
+    assert sorted([policy.victim(is_prefetch=True), policy.victim(is_prefetch=True)]) == [
+        (0, 1),
+        (0, 2),
+    ]
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_what_was_read_ahead_in_vain_leaves_before_what_was_used(name):
+    policy = make(name)
+    run(policy, (0, [1]))
+    policy.admit((0, 2))
+    policy.expire((0, 2))
+    policy.expire((0, 2))
+
+    assert drain(policy) == [(0, 2), (0, 1)]
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_quotas_protect_the_most_valuable_of_each_layer(name):
+    policy = make(name, quotas=(2, 1))
+    for _ in range(3):
+        run(policy, (0, [1]), (1, [5]))
+        policy.pin((0, 1))
+        policy.pin((1, 5))
+    run(policy, (0, [1, 2, 3]), (1, [5]))
+
+    victims = drain(policy)
+
+    assert len(victims) == 1
+    assert victims[0] in {(0, 2), (0, 3)}
+
+
+def test_lru_evicts_what_was_used_longest_ago_whatever_its_layer():
+    policy = make("lru")
+    run(policy, (0, [1, 2]), (1, [3]))
+    again(policy, 0, [1])
+
+    assert drain(policy) == [(0, 2), (1, 3), (0, 1)]
+
+
+def test_lfu_evicts_what_was_used_least_and_of_equals_the_oldest():
+    policy = make("lfu")
+    run(policy, (0, [1]), (1, [2]), (0, [3]))
+    again(policy, 0, [1])
+
+    assert drain(policy) == [(1, 2), (0, 3), (0, 1)]
+
+
+def test_hybrid_of_weight_0_keeps_the_last_token_and_of_weight_1_the_most_used():
+    victims = {}
+    for weight in (0.0, 1.0):
+        policy = make("hybrid", lfu_weight=weight, hot_share=0.0)
+        run(policy, (0, [1, 2]))
+        for _ in range(5):
+            again(policy, 0, [1])
+        again(policy, 0, [2])
+        again(policy, 0, [2])
+        victims[weight] = policy.victim(is_prefetch=False)
+
+    assert victims == {0.0: (0, 1), 1.0: (0, 2)}
+
+
+def test_hybrid_keeps_hot_blocks_until_nothing_else_is_left():
+    policy = make("hybrid", n_layers=1, n_slots=8, lfu_weight=0.5, hot_share=0.125)
+    run(policy, (0, [1, 2]))
+    for _ in range(20):
+        again(policy, 0, [1])
+    for _ in range(12):
+        again(policy, 0, [2])
+
+    assert drain(policy) == [(0, 2), (0, 1)]
+
+
+@pytest.mark.parametrize("name", ["cadence", "recall"])
+def test_cadence_keeps_what_the_last_token_chose(name):
+    policy = make(name, n_layers=1)
+    run(policy, (0, [1, 2]))
+    for _ in range(3):
+        again(policy, 0, [1])
+    again(policy, 0, [2])
+
+    assert policy.victim(is_prefetch=False) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["cadence", "recall"])
+def test_cadence_counts_by_the_routers_weight(name):
+    policy = make(name, n_layers=1)
+    run(policy, (0, [1, 2], [0.9, 0.1]))
+
+    assert drain(policy) == [(0, 2), (0, 1)]
+
+
+@pytest.mark.parametrize("name", ["cadence", "recall"])
+def test_of_equally_likely_blocks_the_one_whose_layer_was_visited_last_leaves(name):
+    """Its next visit is a whole cycle away: least recently used would take the other."""
+    policy = make(name, n_layers=3, n_slots=8)
+    run(policy, (0, [1]), (1, [1]), (2, [1]))
+
+    assert drain(policy) == [(2, 1), (1, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("name", ["cadence", "recall", "hybrid"])
+def test_counts_stay_in_order_over_more_visits_than_a_unit_can_grow(name):
+    policy = make(name, n_layers=1)
+    run(policy, (0, [1, 2, 3]))
+    for _ in range(9000):
+        again(policy, 0, [1])
+    again(policy, 0, [2, 1])
+    again(policy, 0, [1])
+
+    assert drain(policy) == [(0, 3), (0, 2), (0, 1)]
+
+
+def test_recall_keeps_what_followed_the_same_token_before():
+    """The tokens a, b, c, d come round; after a it is b's experts that are wanted."""
+    tokens = {"a": [0, 1], "b": [2, 3], "c": [4, 5], "d": [6, 7]}
+    order = {}
+    for name in ("recall", "cadence"):
+        policy = make(name, n_layers=1)
+        run(policy, *((0, experts) for experts in tokens.values()))
+        victim = policy.victim(is_prefetch=False)
+        policy.release(victim)
+        for _ in range(3):
+            for experts in tokens.values():
+                again(policy, 0, experts)
+        again(policy, 0, tokens["a"])
+        order[name] = [expert for _, expert in drain(policy)]
+
+    assert set(order["recall"][:2]) != {2, 3}
+    assert set(order["cadence"][:2]) == {2, 3}
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_history_decides_among_blocks_that_were_preloaded(name):
+    policy = make(name, shares={(0, 1): 0.5, (0, 2): 0.1, (1, 3): 0.3})
+    for key in ((0, 2), (1, 3), (0, 1), (1, 9)):
+        policy.admit(key)
+        policy.expire(key)
+
+    assert drain(policy) == [(1, 9), (0, 2), (1, 3), (0, 1)]
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("weights", [None, [0.0, 0.0]])
+def test_weights_of_nothing_count_as_equal(name, weights):
+    policy = make(name)
+    run(policy, (0, [1, 2], weights))
+
+    assert sorted(drain(policy)) == [(0, 1), (0, 2)]
+
+
+keys = st.tuples(st.integers(0, 2), st.integers(0, 5))
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """Any order of calls: victims are blocks it was given and has not given back."""
+
+    name = ""
+    quotas = None
+
+    def __init__(self):
+        super().__init__()
+        self.policy = make(self.name, n_layers=3, n_slots=6, quotas=self.quotas)
+        self.idle, self.waiting, self.touched, self.in_use = set(), set(), set(), set()
+
+    @rule(layer=st.integers(0, 2), experts=st.lists(st.integers(0, 5), unique=True, max_size=4))
+    def observe(self, layer, experts):
+        self.policy.observe(layer, experts, [1.0 + expert for expert in experts])
+        self.touched = {key for key in self.touched if key[0] != layer or key[1] in experts}
+
+    @rule(key=keys)
+    def pin(self, key):
+        if key in self.idle | self.waiting:
+            self.policy.pin(key)
+            self.idle.discard(key)
+            self.waiting.discard(key)
+            self.touched.discard(key)
+            self.in_use.add(key)
+
+    @rule(key=keys)
+    def release_or_load(self, key):
+        if key not in self.idle | self.waiting:
+            self.policy.release(key)
+            self.in_use.discard(key)
+            self.idle.add(key)
+            self.touched = {k for k in self.touched if k[0] != key[0]}
+
+    @rule(key=keys)
+    def admit(self, key):
+        if key not in self.idle | self.waiting | self.in_use:
+            self.policy.admit(key)
+            self.waiting.add(key)
+
+    @rule(key=keys)
+    def expire(self, key):
+        if key in self.waiting:
+            self.policy.expire(key)
+            self.waiting.discard(key)
+            self.idle.add(key)
+
+    @rule(key=keys)
+    def touch(self, key):
+        if key in self.idle:
+            self.policy.touch(key)
+            self.touched.add(key)
+
+    @rule(is_prefetch=st.booleans())
+    def evict(self, is_prefetch):
+        victim = self.policy.victim(is_prefetch=is_prefetch)
+        if victim is not None:
+            assert victim in (self.idle if is_prefetch else self.idle | self.waiting)
+            self.idle.discard(victim)
+            self.waiting.discard(victim)
+            self.touched.discard(victim)
+        elif not is_prefetch:
+            assert not self.waiting
+            assert len(self.idle) <= sum(self.quotas or ())
+
+    @invariant()
+    def nothing_is_in_two_states(self):
+        assert not self.idle & self.in_use
+
+
+def machines():
+    for name in POLICY_NAMES:
+        for quotas in (None, (2, 1, 0)):
+            case = type(f"{name}{quotas}", (PolicyMachine,), {"name": name, "quotas": quotas})
+            case.TestCase.settings = settings(
+                max_examples=25, stateful_step_count=30, deadline=None
+            )
+            yield f"Test{name.title()}{'Global' if quotas is None else 'PerLayer'}", case.TestCase
+
+
+globals().update(machines())
