@@ -12,6 +12,7 @@ from colibri_runtime.budget import (
     index_bytes,
     plan_memory,
     total_bytes,
+    usage_bytes,
 )
 from colibri_runtime.errors import BudgetError
 
@@ -106,6 +107,14 @@ def test_the_pool_takes_no_more_than_its_part():
     assert plan.total_bytes <= 80 * MIB
 
 
+def test_what_policies_and_histories_keep_is_counted():
+    some = usage_bytes((48, 128), is_recalling=False, keeps_history=False)
+
+    assert some >= 48 * 128 * 175
+    assert usage_bytes((48, 128), is_recalling=True, keeps_history=False) >= some + 48 * 16896
+    assert usage_bytes((48, 128), is_recalling=False, keeps_history=True) > some
+
+
 def test_a_part_without_room_for_a_slot_is_refused():
     with pytest.raises(BudgetError) as caught:
         plan_memory(90 * MIB, needs_of(), cache_bytes=MIB)
@@ -120,9 +129,8 @@ def test_hits_to_expect_come_from_what_was_asked_for_in_the_past():
 
     plan = plan_memory(62 * MIB, needs_of(), counts=counts)
 
-    kept = plan.slots.quotas
-    assert min(kept) > 0 and sum(kept) == plan.slots.n_protected
-    assert plan.slots.expected_hit_share == pytest.approx(sum(14 + q for q in kept) / (4 * 30))
+    share = (4 * 15 + plan.n_slots - 4) / (4 * 30)
+    assert plan.slots.expected_hit_share == pytest.approx(share)
     assert plan_memory(62 * MIB, needs_of()).slots.expected_hit_share is None
 
 

@@ -1,5 +1,6 @@
 """How a pool is cut into slots of several sizes."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,5 +121,6 @@ def test_a_block_that_no_slot_holds_is_refused():
 
 
 def test_hits_to_expect_are_those_of_the_hottest():
-    assert expected_hit_share([1, 2], [[6, 1, 1], [1, 2, 1]]) == pytest.approx(9 / 12)
-    assert expected_hit_share([1], [[0, 0]]) is None
+    assert expected_hit_share(2, np.array([[6, 1, 1], [1, 3, 1]])) == pytest.approx(9 / 13)
+    assert expected_hit_share(9, np.array([[6, 1, 1], [1, 3, 1]])) == 1
+    assert expected_hit_share(1, np.zeros((1, 2))) is None

@@ -13,6 +13,8 @@ from colibri_format import FormatError, StorageError
 from colibri_runtime.blocks import BlockTable
 from colibri_runtime.disk_files import open_blocks
 from colibri_runtime.disk_threads import ThreadsEngine
+from colibri_runtime.policies import make_policy
+from colibri_runtime.policy_lru import LayerLru
 from colibri_runtime.pool import Pool
 from colibri_runtime.pool_plan import plan_pool
 from colibri_runtime.prefetch import LastExperts
@@ -59,8 +61,9 @@ class StoreMachine(RuleBasedStateMachine):
             st.sampled_from(["errno", "short", "bit"]), st.sampled_from([2, 3, 7, 13]), max_size=2
         ),
         foresees=st.booleans(),
+        policy=st.sampled_from(["recall", "lru", "quotas"]),
     )
-    def open(self, n_bytes, disk, foresees):
+    def open(self, n_bytes, disk, foresees, policy):
         self.disk = disk
         self.budget = n_bytes
         plan = plan_pool(n_bytes, BlockTable([SOURCE]).census(), top_k=2)
@@ -69,7 +72,13 @@ class StoreMachine(RuleBasedStateMachine):
         engine = ThreadsEngine(files, read=self.read, sleep=lambda seconds: None)
         pool = Pool(*plan.shape[0], *plan.shape[1:])
         predictor = LastExperts() if foresees else None
-        self.store = Store(SOURCE, pool, engine, plan, predictor=predictor)
+
+        def make(slots):
+            if policy == "quotas":
+                return LayerLru(slots.plan.quotas)
+            return make_policy(policy, n_layers=4, n_slots=slots.plan.n_slots)
+
+        self.store = Store(SOURCE, pool, engine, plan, make_policy=make, predictor=predictor)
 
     @rule(layer=LAYERS, experts=EXPERTS)
     def begin(self, layer, experts):

@@ -1,6 +1,7 @@
 """One pool and one engine for mixed layers, striped files and several models."""
 
 import os
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from colibri_format import FormatError, StorageError, UsageError
 from colibri_runtime.blocks import BlockTable, block_files
 from colibri_runtime.config import RunConfig
+from colibri_runtime.history import History
 from colibri_runtime.opening import open_pool
+from colibri_runtime.policies import POLICY_NAMES
 from colibri_runtime.pool_plan import plan_pool
 from colibri_runtime.prefetch import FrequentExperts, PrefetchSource
 from helpers.blocks import assert_lease_is_right, make_source, small_layout
@@ -16,12 +19,12 @@ from helpers.blocks import assert_lease_is_right, make_source, small_layout
 SMALL, LARGE = small_layout(16, 32), small_layout(64, 96)
 
 
-def open_store(sources, n_bytes=10**9, *, top_k=2, counts=None, **options):
+def open_store(sources, n_bytes=10**9, *, top_k=2, history=None, **options):
     config = RunConfig(io="threads", **options)
     plan = plan_pool(
         n_bytes, BlockTable(sources).census(), top_k=top_k, prefetch_depth=config.look_ahead
     )
-    return open_pool(sources, plan, config, counts=counts)
+    return open_pool(sources, plan, config, history=history)
 
 
 def ask(source, store, layer, experts):
@@ -184,16 +187,21 @@ def test_layers_follow_each_other_in_a_circle_within_their_source(tmp_path):
     assert following == ((1, 3), (3, 4), (3, 4), (4, 1), (1, 3), ())
 
 
+def history_of(asks, n_layers=3, n_experts=8):
+    history = History(UUID(int=1), n_layers, n_experts)
+    for layer, experts in asks:
+        history.observe(layer, experts)
+    return history
+
+
 def test_history_says_what_to_read_before_anything_was_asked(tmp_path):
     source = make_source(tmp_path / "a.colibri", layouts=[SMALL] * 3, n_experts=8)
-    counts = np.zeros((3, 8))
-    counts[1, [2, 5]] = 7
     with open_store(
         [source],
         14 * 9000,
         prefetch_depth=1,
         prefetch_from=PrefetchSource.HISTORY,
-        counts=counts,
+        history=history_of([(1, [2, 5])] * 7),
     ) as store:
         ask(source, store, 0, [0, 1])
         ask(source, store, 1, [5, 2])
@@ -201,13 +209,68 @@ def test_history_says_what_to_read_before_anything_was_asked(tmp_path):
         assert store.stats.layers[1].recall == 1
 
 
+def test_free_slots_are_filled_with_what_was_asked_for_most(tmp_path):
+    source = make_source(tmp_path / "a.colibri", layouts=[SMALL] * 3, n_experts=8)
+    history = history_of([(0, [1, 2])] * 9 + [(2, [3, 4, 5, 6])] * 5 + [(1, [e]) for e in range(8)])
+    with open_store([source], 6 * 9300, prefetch_depth=0, history=history) as store:
+        assert store.slots.n_slots == 6
+        ask(source, store, 0, [1])
+        while store.cache.n_free or store.cache.n_loading:
+            ask(source, store, 0, [1])
+        hits = [store.cache.slot_of(key) is not None for key in ((0, 1), (0, 2), (2, 3), (2, 6))]
+
+        assert all(hits)
+        assert (1, 7) not in store.cache
+        assert store.stats.layers[0].n_misses == 0
+        assert history.n_events > 22
+
+
+def test_preloading_takes_no_slot_from_anything(tmp_path):
+    source = make_source(tmp_path / "a.colibri", layouts=[SMALL] * 3, n_experts=8)
+    with open_store([source], 6 * 9300, prefetch_depth=0) as store:
+        ask(source, store, 0, range(6))
+        store.preload((1, expert) for expert in range(8))
+        ask(source, store, 0, [0])
+
+        assert all((0, expert) in store.cache for expert in range(6))
+        with pytest.raises(UsageError) as caught:
+            store.preload([(3, 0)])
+        assert caught.value.code == "no-such-expert"
+    with pytest.raises(UsageError) as caught:
+        store.preload([(0, 0)])
+    assert caught.value.code == "store-closed"
+
+
 def test_a_history_of_another_shape_is_refused(tmp_path):
     source = make_source(tmp_path / "a.colibri", layouts=[SMALL] * 3, n_experts=8)
 
     with pytest.raises(UsageError) as caught:
-        open_store([source], prefetch_from=PrefetchSource.HISTORY, counts=np.zeros((3, 9)))
+        open_store([source], history=history_of([], 3, 9))
 
     assert caught.value.code == "bad-history"
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("n_bytes", [10_000, 60_000, 500_000])
+def test_every_policy_serves_every_size(tmp_path, policy, n_bytes):
+    source = make_source(tmp_path / "a.colibri", layouts=[SMALL] * 3, n_experts=8)
+    rng = np.random.default_rng(0)
+    with open_store([source], n_bytes, policy=policy, prefetch_from=PrefetchSource.LAST) as store:
+        for _ in range(20):
+            for layer in range(3):
+                experts = rng.choice(8, 3, replace=False)
+                store.observe(layer, experts[None], rng.random((1, 3)))
+                assert ask(source, store, layer, experts) == sorted(experts)
+        assert store.cache.n_pinned == 0
+
+
+def test_a_policy_that_cannot_be_made_is_told_before_memory_is_taken(tmp_path):
+    source = make_source(tmp_path / "a.colibri", layouts=[SMALL] * 3, n_experts=8)
+
+    with pytest.raises(UsageError) as caught:
+        open_store([source], policy="lru", lfu_weight=0.5)
+
+    assert caught.value.code == "bad-lfu-weight"
 
 
 def test_history_may_begin_with_nothing(tmp_path):

@@ -27,6 +27,16 @@ THREAD_BYTES: Final = 64 * 1024
 FIXED_BYTES: Final = 2**20
 """Python objects of reader, weights and decoder, whatever the model's size (measured 0.6 MB)."""
 
+POLICY_BLOCK_BYTES: Final = 192
+"""What a policy keeps of a block, in Python (measured 45 to 175 once each was asked for)."""
+
+RECALL_LAYER_BYTES: Final = 18 * 1024
+"""What `recall` remembers of a layer's visits (16.5 KiB of arrays)."""
+
+HISTORY_BLOCK_BYTES: Final = 104
+"""What a history keeps of a block: a count (measured 33), and a share while a store is opened
+(measured 70)."""
+
 DEFAULT_SHARE: Final = 0.8
 """Share of the memory that is available which is taken when no budget is given."""
 
@@ -217,6 +227,17 @@ def index_bytes(shape: Sequence[int]) -> int:
     """Bytes of the index `(n_layers, n_experts)` in memory: extents, checksums, presence."""
     n_layers, n_experts = shape
     return n_layers * n_experts * (16 + 8 + 1)
+
+
+def usage_bytes(shape: Sequence[int], *, is_recalling: bool, keeps_history: bool) -> int:
+    """Upper bound in bytes of what a policy and a history keep of `(n_layers, n_experts)` blocks.
+
+    `is_recalling`: the policy remembers tokens (`recall`).
+    """
+    n_layers, n_experts = shape
+    per_layer = RECALL_LAYER_BYTES if is_recalling else 0
+    per_block = POLICY_BLOCK_BYTES + (HISTORY_BLOCK_BYTES if keeps_history else 0)
+    return n_layers * (per_layer + n_experts * per_block)
 
 
 def _fixed_bytes(needs: MemoryNeeds, io_threads: int) -> int:

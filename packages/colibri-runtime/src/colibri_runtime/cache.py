@@ -165,6 +165,14 @@ class Cache:
         self._loading[key] = slot
         return slot
 
+    def claim_free(self, key: Key) -> int | None:
+        """A slot that is free to read `key` into; None where none of its class is."""
+        free = self._free[self._class_of(key)]
+        if not free:
+            return None
+        slot = self._loading[key] = free.pop()
+        return slot
+
     def land(self, key: Key) -> int:
         """The slot of `key`, whose read succeeded and which is in use from now on."""
         slot = self._loading.pop(key)

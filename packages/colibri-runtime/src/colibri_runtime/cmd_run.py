@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colibri_format import ColibriError, ModelSpec, UsageError, parse_size
@@ -21,7 +22,10 @@ from .disk_queue import DEFAULT_DEPTH
 from .disk_threads import DEFAULT_IO_THREADS
 from .errors import BudgetError
 from .figures import Phase, profile_rows
+from .history import history_path
 from .live import LiveLines
+from .policies import POLICY_NAMES
+from .policy_hybrid import LFU_WEIGHT
 from .prefetch import MAX_LOOK_AHEAD, PrefetchSource
 from .run_report import RunReport, plan_rows
 from .stats import LayerStats
@@ -59,6 +63,9 @@ def _run(arguments: argparse.Namespace) -> int:
         context=arguments.context,
         prefetch_depth=arguments.prefetch_depth,
         prefetch_from=arguments.prefetch_from,
+        policy=arguments.policy,
+        lfu_weight=arguments.lfu_weight,
+        history=_history(arguments),
         io=arguments.io,
         io_threads=arguments.io_threads,
         io_depth=arguments.io_depth,
@@ -102,6 +109,12 @@ def _run(arguments: argparse.Namespace) -> int:
         return _generate(_Job(arguments, config, sampling, model, tokenizer, prompt), reader)
 
 
+def _history(arguments: argparse.Namespace) -> Path | None:
+    if arguments.history == "off":
+        return None
+    return history_path(arguments.file) if arguments.history == "on" else Path(arguments.history)
+
+
 def _prompt(text: str) -> str:
     """The prompt as given, or all of stdin for `-`.
 
@@ -143,10 +156,10 @@ def _with_context(
 
 def _dry_run(reader: Any, model: ModelSpec, config: RunConfig, *, is_json: bool) -> int:
     from .choices import choose_context, make_backend
-    from .runtime import describe_needs, plan_run
+    from .runtime import describe_needs, open_history, plan_run
 
     needs = describe_needs(reader, model, make_backend(config), config)
-    plan = plan_run(needs, config)
+    plan = plan_run(needs, config, history=open_history(reader, config))
     context = choose_context(model, config.context, str(reader.path))
     if is_json:
         print(json.dumps({"plan": plan.as_dict(), "context": context}, indent=1))
@@ -210,6 +223,7 @@ def _generate(job: _Job, reader: Any) -> int:
             _stream(job, runtime)
         except KeyboardInterrupt:
             status = EXIT_INTERRUPTED
+        runtime.save_history()
         job.ended = job.ended or time.perf_counter()
         report = _report(job, runtime, baseline, machine.peak_rss_bytes(), load_seconds)
     if arguments.json:
@@ -430,6 +444,26 @@ def _parser() -> argparse.ArgumentParser:
         default=defaults.prefetch_from,
         help="what foresees them: the next layer's router (default), what the layer asked for "
         "last, or what it asked for most",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=POLICY_NAMES,
+        default=defaults.policy,
+        help="which experts leave the cache first; default: %(default)s",
+    )
+    parser.add_argument(
+        "--lfu-weight",
+        type=float,
+        metavar="W",
+        help=f"of --policy hybrid, from 0 (last use counts) to 1 (frequency counts); default: "
+        f"{LFU_WEIGHT}",
+    )
+    parser.add_argument(
+        "--history",
+        default="off",
+        metavar="PATH",
+        help="keep counts of which experts are asked for in PATH, or, with on, beside FILE, and "
+        "begin with the experts that were asked for most; default: off",
     )
     parser.add_argument(
         "--io",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from colibri_format import UsageError
@@ -13,6 +14,7 @@ from .disk import EngineName
 from .disk_choice import MAX_IO_THREADS
 from .disk_ring import MAX_DEPTH
 from .disk_threads import DEFAULT_IO_THREADS
+from .policies import DEFAULT_POLICY, POLICY_NAMES
 from .prefetch import AUTO_LOOK_AHEAD, MAX_LOOK_AHEAD, PrefetchSource
 
 KV_DTYPE_NAMES: Final = {"f16": "float16", "f32": "float32"}
@@ -32,6 +34,9 @@ class RunConfig:
             None finds out by trial whether one pays, and does without if not.
         prefetch_from: what foresees them: the next layer's router, what the layer asked for
             last, or what was asked for most.
+        policy: which blocks leave the pool first, one of `POLICY_NAMES`.
+        lfu_weight: of the policy hybrid, 0 (recency) to 1 (frequency); None: its own default.
+        history: where counts of asks are kept from run to run; None keeps none.
         io: name of the disk engine, or `auto`.
         io_threads: threads that read, of engines that have any, 1 to 64; None: the engine's own.
         io_depth: requests in flight, of engines that queue them; None: the engine's own.
@@ -52,6 +57,9 @@ class RunConfig:
     context: int | None = None
     prefetch_depth: int | None = None
     prefetch_from: str = PrefetchSource.ROUTER
+    policy: str = DEFAULT_POLICY
+    lfu_weight: float | None = None
+    history: Path | None = None
     io: str = EngineName.AUTO
     io_threads: int | None = None
     io_depth: int | None = None
@@ -69,8 +77,9 @@ class RunConfig:
         _require("--prefetch-depth", self.prefetch_depth, 0, MAX_LOOK_AHEAD)
         _require("--io-threads", self.io_threads, 1, MAX_IO_THREADS)
         _require("--io-depth", self.io_depth, 1, MAX_DEPTH)
-        _choose("--io", self.io, EngineName)
-        _choose("--prefetch-from", self.prefetch_from, PrefetchSource)
+        _choose("--io", self.io, list(EngineName))
+        _choose("--prefetch-from", self.prefetch_from, list(PrefetchSource))
+        _choose("--policy", self.policy, POLICY_NAMES)
         _require("--batch-size", self.batch_size, 1, None)
         _require("--threads", self.threads, 1, 256)
         if self.kv_dtype not in (None, *KV_DTYPE_NAMES):
@@ -88,8 +97,8 @@ class RunConfig:
         return DEFAULT_IO_THREADS if self.io_threads is None else self.io_threads
 
 
-def _choose(option: str, value: str, names: type[StrEnum]) -> None:
-    if value not in list(names):
+def _choose(option: str, value: str, names: Sequence[str]) -> None:
+    if value not in names:
         knob = option.removeprefix("--").replace("-", "_")
         raise UsageError("bad-option", f"{option} ({knob})", f"is {value}", " or ".join(names))
 

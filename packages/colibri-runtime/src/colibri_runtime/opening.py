@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from colibri_format import UsageError
 
@@ -14,6 +13,8 @@ from .config import RunConfig
 from .disk import BlockRead
 from .disk_choice import open_engine
 from .disk_files import BlockFile
+from .history import History
+from .policies import make_policy
 from .policy import Policy
 from .pool import Pool
 from .pool_plan import PoolPlan, SlotClass
@@ -26,20 +27,24 @@ def open_pool(
     plan: PoolPlan,
     config: RunConfig,
     *,
-    counts: NDArray[np.floating] | None = None,
-    make_policy: Callable[[SlotClass], Policy] | None = None,
+    history: History | None = None,
 ) -> Store:
     """A store of all blocks of `sources`, with the slots of `plan` and one disk engine.
 
-    Each file is proven with a read of its first block. `counts[layer, expert]`, how often each was
-    asked for in the past, is what prefetch by history begins with; layers are numbered through
-    all sources.
+    Each file is proven with a read of its first block. `history` counts what is asked for; what it
+    has counted before tells policy, prefetch and preloading what to expect. Its layers are
+    numbered through all sources.
 
     Raises:
         StorageError: a file cannot be opened or has changed; `io-unavailable`; `out-of-memory`.
-        UsageError: `no-such-volume`, `bad-slots`, `bad-option`.
+        UsageError: `no-such-volume`, `bad-slots`, `bad-option`, `bad-history` when it is of other
+            layers or experts, `bad-lfu-weight`.
     """
     table = BlockTable(sources)
+    if history is not None:
+        _check_history(history, table)
+    # A policy that cannot be made is told before memory is taken.
+    policies = iter([_make_policy(config, table.n_layers, c, history) for c in plan.classes])
     pool = Pool(*plan.shape[0], *plan.shape[1:])
     try:
         engine = open_engine(
@@ -55,19 +60,39 @@ def open_pool(
         pool.close()
         raise
     try:
-        return Store(
+        store = Store(
             sources,
             pool,
             engine,
             plan,
-            make_policy=make_policy,
-            predictor=_predictor(config, table, counts),
+            make_policy=lambda slots: next(policies),
+            history=history,
+            predictor=_predictor(config, table, history),
             gate=PrefetchGate() if config.prefetch_depth is None else None,
         )
     except BaseException:
         engine.close()
         pool.close()
         raise
+    if history is not None:
+        store.preload(key for key in history.hottest(plan.n_slots) if table.has(*key))
+    return store
+
+
+def _make_policy(
+    config: RunConfig, n_layers: int, slots: SlotClass, history: History | None
+) -> Policy:
+    # Slots shared by all layers gave more hits than slots of their own with every policy but LRU,
+    # which keeps nothing at all once a token's blocks outnumber the slots.
+    quotas = slots.plan.quotas if config.policy == "lru" else None
+    return make_policy(
+        config.policy,
+        n_layers=n_layers,
+        n_slots=slots.plan.n_slots,
+        quotas=quotas,
+        lfu_weight=config.lfu_weight,
+        shares=None if history is None else history.shares(),
+    )
 
 
 def _files(table: BlockTable, plan: PoolPlan, pool: Pool) -> list[BlockFile]:
@@ -84,23 +109,25 @@ def _files(table: BlockTable, plan: PoolPlan, pool: Pool) -> list[BlockFile]:
     return files
 
 
-def _predictor(
-    config: RunConfig, table: BlockTable, counts: NDArray[np.floating] | None
-) -> Predictor | None:
+def _check_history(history: History, table: BlockTable) -> None:
+    found = (history.n_layers, history.n_experts)
+    required = (table.n_layers, table.most_experts)
+    if found != required:
+        raise UsageError(
+            "bad-history",
+            "history",
+            f"counts {found[0]} layers of {found[1]} experts",
+            f"the {required[0]} layers of {required[1]} that there are",
+        )
+
+
+def _predictor(config: RunConfig, table: BlockTable, history: History | None) -> Predictor | None:
     match config.prefetch_from:
         case PrefetchSource.LAST:
             return LastExperts()
         case PrefetchSource.HISTORY:
-            shape = (table.n_layers, table.most_experts)
-            if counts is None:
-                return FrequentExperts(np.zeros(shape))
-            if np.shape(counts) != shape:
-                raise UsageError(
-                    "bad-history",
-                    "history",
-                    f"counts of {np.shape(counts)} layers and experts",
-                    f"the model's {shape}",
-                )
-            return FrequentExperts(counts)
+            if history is None:
+                return FrequentExperts(np.zeros((table.n_layers, table.most_experts)))
+            return FrequentExperts(history.counts())
         case _:
             return None

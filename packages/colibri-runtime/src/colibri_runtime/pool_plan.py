@@ -184,7 +184,7 @@ def plan_pool(
         plan,
         smallest_bytes=smallest,
         largest_bytes=cutter.best(None).cost_bytes,
-        expected_hit_share=None if counts is None else expected_hit_share(plan.quotas, counts),
+        expected_hit_share=None if counts is None else expected_hit_share(plan.n_slots, counts),
     )
 
 
@@ -193,18 +193,16 @@ def pool_cost(n_slots: int, slot_bytes: int) -> int:
     return mapped_bytes(n_slots * slot_bytes) + n_slots * SLOT_OVERHEAD
 
 
-def expected_hit_share(quotas: Sequence[int], counts: NDArray[np.floating]) -> float | None:
-    """Share of asks that would hit if each layer kept the experts that were asked for most.
+def expected_hit_share(n_slots: int, counts: NDArray[np.floating]) -> float | None:
+    """Share of asks that would hit if the `n_slots` blocks that were asked for most stayed.
 
     `counts` is `(n_layers, n_experts)`; None where nothing was counted. An estimate: the future
-    may differ from the past, and a policy knows only the past.
+    may differ from the past, and a policy that follows what is in use does better.
     """
     total = float(np.sum(counts))
     if not total > 0:
         return None
-    hottest = np.sort(counts, axis=1)[:, ::-1]
-    kept = sum(float(np.sum(row[:quota])) for row, quota in zip(hottest, quotas, strict=True))
-    return kept / total
+    return float(np.sum(np.sort(counts, axis=None)[::-1][:n_slots])) / total
 
 
 class _Cutter:

@@ -180,6 +180,8 @@ class RunReport:
 def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     """A memory plan as lines of name and value."""
     share = f"{plan.n_slots} of {plan.n_blocks} experts"
+    hits = plan.slots.expected_hit_share
+    expected = [] if hits is None else [("hits to expect", f"{hits:.0%} or more, by the history")]
     return [
         ("dense tensors", format_size(plan.dense_bytes)),
         ("KV cache", format_size(plan.kv_bytes)),
@@ -188,9 +190,9 @@ def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
         (
             "pool",
             f"{format_size(plan.pool_bytes)}: {_slots(plan)} for {share}; "
-            f"{plan.slots.n_protected} kept from token to token, {plan.slots.n_transit} in "
-            f"transit, at most {plan.slots.n_prefetch} reading ahead",
+            f"at most {plan.slots.n_prefetch} reading ahead",
         ),
+        *expected,
         ("total", f"{format_size(plan.total_bytes)} ({plan.total_bytes} bytes)"),
         ("budget", f"{format_size(plan.budget_bytes)} ({plan.budget_bytes} bytes)"),
         ("smallest", f"{format_size(plan.smallest_bytes)} ({plan.smallest_bytes} bytes)"),

@@ -24,10 +24,11 @@ from colibri_format import (
 
 from .backend import Backend
 from .blocks import BlockTable
-from .budget import MemoryNeeds, MemoryPlan, default_budget, index_bytes, plan_memory
+from .budget import MemoryNeeds, MemoryPlan, default_budget, index_bytes, plan_memory, usage_bytes
 from .choices import describe_working, make_backend, settle
 from .config import KV_DTYPE_NAMES, RunConfig
 from .decoder import Decoder, RoutingObserver
+from .history import History, read_history, write_history
 from .kv_cache import KvCache, kv_cache_bytes
 from .machine import available_bytes
 from .opening import open_pool
@@ -78,7 +79,12 @@ def describe_needs(
         working_bytes=describe_working(
             reader, model, layouts, backend, settled.batch_size or 1, context, kv_dtype
         ),
-        index_bytes=index_bytes(reader.index.shape),
+        index_bytes=index_bytes(reader.index.shape)
+        + usage_bytes(
+            reader.index.shape,
+            is_recalling=config.policy == "recall",
+            keeps_history=config.history is not None,
+        ),
         census=census,
         top_k=model.moe.top_k if model.moe else 1,
     )
@@ -88,8 +94,12 @@ def plan_run(
     needs: MemoryNeeds,
     config: RunConfig,
     available: Callable[[], int | None] = available_bytes,
+    *,
+    history: History | None = None,
 ) -> MemoryPlan:
     """How the budget is divided; without one, a budget that suits the machine is chosen.
+
+    `history` tells what share of hits to expect.
 
     A budget above what is available is kept, and noted in the plan.
 
@@ -107,6 +117,7 @@ def plan_run(
         prefetch_depth=config.look_ahead,
         io_threads=config.n_io_threads,
         cache_bytes=config.cache_bytes,
+        counts=None if history is None else history.counts(),
     )
     if free is None or plan.total_bytes <= free:
         return plan
@@ -149,13 +160,14 @@ class Runtime:
             self.config = config = settle(reader, self.model, self.backend, config)
             self.context = config.context or 1
             needs = describe_needs(reader, self.model, self.backend, config)
-            self.plan = plan_run(needs, config)
+            self.history = open_history(reader, config)
+            self.plan = plan_run(needs, config, history=self.history)
             file = _Counted(reader, needs.dense_bytes, progress) if progress else reader
             self.weights: Weights = load_weights(file, self.model, self.backend)
             self.kv_cache = KvCache(
                 self.model, self.context, KV_DTYPE_NAMES[config.kv_dtype or "f32"]
             )
-            self.store = stack.enter_context(open_store(reader, self.plan, config))
+            self.store = stack.enter_context(open_store(reader, self.plan, config, self.history))
             self.decoder = Decoder(
                 self.model,
                 self.weights,
@@ -184,6 +196,15 @@ class Runtime:
         reader = colibri_format.open(path, verify=config.is_verified, volumes=volumes)
         return cls(reader, config, progress=progress, observer=observer)
 
+    def save_history(self) -> None:
+        """Keeps what was counted, for later runs; does nothing where no history is to be kept.
+
+        Raises:
+            StorageError: what the kernel refused; an older history stays as it was.
+        """
+        if self.history is not None and self.config.history is not None:
+            write_history(self.config.history, self.history)
+
     def close(self) -> None:
         """Ends all reads and gives memory and files back; a second call does nothing."""
         self._owned.close()
@@ -200,9 +221,27 @@ class Runtime:
         self.close()
 
 
-def open_store(reader: Reader, plan: MemoryPlan, config: RunConfig) -> Store:
+def open_store(
+    reader: Reader, plan: MemoryPlan, config: RunConfig, history: History | None = None
+) -> Store:
     """The store of the file's blocks with the plan's slots; raises as `open_pool`."""
-    return open_pool([reader], plan.slots, config)
+    return open_pool([reader], plan.slots, config, history=history)
+
+
+def open_history(reader: Reader, config: RunConfig) -> History | None:
+    """What was counted in earlier runs, nothing yet where there is no such file, None where no
+    history is to be kept.
+
+    Raises:
+        FormatError: as `read_history`.
+        StorageError: the file cannot be read.
+    """
+    n_layers, n_experts = reader.index.shape
+    if config.history is None or not (n_layers and n_experts):
+        return None
+    if not config.history.exists():
+        return History(reader.uuid, n_layers, n_experts)
+    return read_history(config.history, uuid=reader.uuid, n_layers=n_layers, n_experts=n_experts)
 
 
 class _Counted:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,16 @@ from .prefetch import Predictor, PrefetchGate
 from .stats import Stats
 from .store_part import StorePart
 from .traffic import Traffic
+
+PRELOADS_AT_ONCE: Final = 4
+"""Blocks read at once to fill free slots: they are queued as prefetches, behind all else."""
+
+
+class HistoryCounter(Protocol):
+    """Counts what is asked for; `history.History` is one."""
+
+    def observe(self, layer: int, experts: Sequence[int]) -> None:
+        """`experts` of `layer` were asked for together, each once."""
 
 
 class Store:
@@ -47,6 +58,7 @@ class Store:
         engine: reads from the sources' files, in the order of `block_files`.
         plan: which slots there are, and how they are shared out.
         make_policy: the policy of one class of slots; default `LayerLru`.
+        history: is told of each fetch; None keeps none.
         predictor: after each fetch says what to read ahead; None leaves that to `prefetch`.
         gate: decides by trial whether to read ahead at all; None always does.
         clock: nanoseconds.
@@ -64,6 +76,7 @@ class Store:
         plan: PoolPlan,
         *,
         make_policy: Callable[[SlotClass], Policy] | None = None,
+        history: HistoryCounter | None = None,
         predictor: Predictor | None = None,
         gate: PrefetchGate | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
@@ -73,12 +86,14 @@ class Store:
         _check_slots(table, pool, plan)
         self.slots = plan
         self.pool = pool
+        self.history = history
         self.stats = Stats(table.n_layers)
         self._engine = engine
         make = make_policy or (lambda slots: LayerLru(slots.plan.quotas))
         policies = [make(slots) for slots in plan.classes]
         self._observers = _observers(policies, plan, table.n_layers)
         self._observed = -1
+        self._preload: deque[Key] = deque()
         class_of = self._class_of if len(plan.classes) > 1 else _only_class
         sizes = [slots.plan.n_slots for slots in plan.classes]
         self._cache = Cache(
@@ -180,10 +195,12 @@ class Store:
             self._is_ahead_on = passes.gate is None or passes.gate.is_on
         passes.last_layer = layer
         passes.n_asks_most = max(passes.n_asks_most, len(asked))
-        if self._observers and layer != self._observed:
+        if layer != self._observed:
             for observe in self._observers[layer]:
                 observe(layer, asked)
         self._observed = -1
+        if self.history is not None:
+            self.history.observe(layer, asked)
         if self._traffic.predicted:
             self._settle(layer, asked)
         for expert in missing:
@@ -191,6 +208,8 @@ class Store:
         if cache.has_unused:
             self.stats.layers[layer].n_prefetch_used += cache.take_unused(layer, wanted)
         fetch = current.open(layer, cache.pin_all(layer, wanted), missing)
+        if self._preload:
+            self._continue_preload()
         if self._predictor is not None:
             self._predictor.observe(layer, asked)
             if self._is_ahead_on:
@@ -205,12 +224,14 @@ class Store:
         experts: NDArray[np.integer],
         weights: NDArray[np.floating] | None = None,
     ) -> None:
-        """Tells policies how tokens were routed, just before the layer is fetched; may be left out.
+        """Tells policies how tokens were routed, just before the layer is fetched.
+
+        May be left out: then they know which experts were asked for, but not how much they weigh.
 
         `experts` and `weights` (None: all alike) are `(n_tokens, top_k)`, best first.
         """
-        if not self._observers:
-            return
+        if self._is_closed:
+            raise closed_error()
         asked, shares = fuse_tokens(experts, weights)
         for observe in self._observers[layer]:
             observe(layer, asked, shares)
@@ -244,6 +265,23 @@ class Store:
         self._check(layer, wanted)
         if self._is_ahead_on:
             self._read_ahead(layer, wanted)
+
+    def preload(self, keys: Iterable[Key]) -> None:
+        """Fills slots that are free with blocks that are likely wanted, `(layer, expert)` each, the
+        likeliest first, while nothing else is to be read.
+
+        Reads go on at later fetches. They evict nothing and end with the last free slot.
+
+        Raises:
+            UsageError: `no-such-expert` or `store-closed`.
+        """
+        if self._is_closed:
+            raise closed_error()
+        wanted = [(int(layer), int(expert)) for layer, expert in keys]
+        for layer, expert in wanted:
+            self._check(layer, [expert])
+        self._preload.extend(wanted)
+        self._continue_preload()
 
     def part(self, number: int) -> StorePart:
         """The layers of source `number`, by that source's own numbers."""
@@ -323,6 +361,24 @@ class Store:
         if n_submitted:
             traffic.flush()
 
+    def _continue_preload(self) -> None:
+        traffic, preload = self._traffic, self._preload
+        n_submitted = 0
+        while preload and len(traffic.reads) < PRELOADS_AT_ONCE and not self._current.pending:
+            key = preload.popleft()
+            if key in self._cache or key in traffic.reads:
+                continue
+            slot = self._cache.claim_free(key)
+            if slot is not None:
+                self._current.forget_lease(slot)
+                # Not predicted, so that it waits for no fetch: it lands as one read in vain.
+                traffic.submit(key, slot, is_prefetch=True)
+                n_submitted += 1
+            elif not self._cache.n_free:
+                preload.clear()
+        if n_submitted:
+            traffic.flush()
+
     def _submit_ahead(self, key: Key) -> bool:
         number = self._class(key)
         traffic = self._traffic
@@ -346,14 +402,13 @@ class Store:
 def _observers(
     policies: Sequence[Policy], plan: PoolPlan, n_layers: int
 ) -> list[list[Callable[..., None]]]:
-    """For each layer, what its policies are told routing by; none at all if none listens."""
+    """For each layer, what the policies that hold blocks of it are told routing by."""
     found: list[list[Callable[..., None]]] = [[] for _ in range(n_layers)]
     for policy, slots in zip(policies, plan.classes, strict=True):
-        observe = getattr(policy, "observe", None)
         for layer, n_blocks in enumerate(slots.blocks_per_layer):
-            if observe is not None and n_blocks:
-                found[layer].append(observe)
-    return found if any(found) else []
+            if n_blocks:
+                found[layer].append(policy.observe)
+    return found
 
 
 def _only_class(key: Key) -> int:
