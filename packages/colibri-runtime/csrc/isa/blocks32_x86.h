@@ -45,35 +45,26 @@ ALWAYS int32_t bytes_of(int32_t type) {
     }
 }
 
-/* One copy of `body` for each number of tokens, so that sums stay in registers. */
+/* Copies of `body` for 1, 2, 4 and 8 tokens, so that sums stay in registers; other numbers are made
+ * of these. Rows are read again from a cache then, as chunks are small. */
 #define FOR_TOKENS(name, body, type)                                                               \
     static void name(const uint8_t *rows, int64_t n_rows, const struct colibri_acts *acts,         \
                      int32_t first_token, int32_t n_tokens, float *out, int64_t out_stride) {      \
-        switch (n_tokens) {                                                                        \
-        case 1:                                                                                    \
-            body(type, 1, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 2:                                                                                    \
-            body(type, 2, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 3:                                                                                    \
-            body(type, 3, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 4:                                                                                    \
-            body(type, 4, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 5:                                                                                    \
-            body(type, 5, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 6:                                                                                    \
-            body(type, 6, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        case 7:                                                                                    \
-            body(type, 7, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
-        default:                                                                                   \
-            body(type, 8, rows, n_rows, acts, first_token, out, out_stride);                       \
-            break;                                                                                 \
+        const int32_t last = first_token + n_tokens;                                               \
+        for (int32_t n = 0, t = first_token; t < last; t += n, out += n * out_stride) {            \
+            n = last - t;                                                                          \
+            if (n >= 8) {                                                                          \
+                n = 8;                                                                             \
+                body(type, 8, rows, n_rows, acts, t, out, out_stride);                             \
+            } else if (n >= 4) {                                                                   \
+                n = 4;                                                                             \
+                body(type, 4, rows, n_rows, acts, t, out, out_stride);                             \
+            } else if (n >= 2) {                                                                   \
+                n = 2;                                                                             \
+                body(type, 2, rows, n_rows, acts, t, out, out_stride);                             \
+            } else {                                                                               \
+                body(type, 1, rows, n_rows, acts, t, out, out_stride);                             \
+            }                                                                                      \
         }                                                                                          \
     }
 
