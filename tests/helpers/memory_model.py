@@ -116,11 +116,15 @@ class MemoryStore:
 
     def _leases(self, layer: int, order: list[int]) -> Iterator[MemoryLease]:
         for expert in order:
-            layout = self._file.layouts[layer]
-            assert layout is not None
+            layout = self._layout(layer, expert)
             lease = MemoryLease(layer, expert, layout, self._file.blocks[layer, expert])
             yield lease
             lease.block[:] = 0xFF
+
+    def _layout(self, layer: int, expert: int) -> Layout:
+        layout = self._file.layouts[layer]
+        assert layout is not None
+        return layout
 
     def prefetch(self, layer: int, experts: Sequence[int]) -> None:
         self.calls.append(("prefetch", layer, tuple(experts)))
