@@ -15,7 +15,10 @@ from colibri_runtime.simulate import belady, replay
 from colibri_runtime.slots import plan_slots
 from colibri_runtime.trace import Event, Trace, TracePhase, make_trace, read_trace
 
-DEMO = Path(__file__).parents[1] / "fixtures" / "demo_routing.csv"
+DEMO = (
+    Path(__file__).parents[2]
+    / "packages/colibri-bench/src/colibri_bench/data/hummingbird-21m-moe.route.csv"
+)
 
 
 def trace_of(*events):

@@ -11,7 +11,10 @@ from colibri_runtime.trace import TracePhase, read_trace
 from colibri_runtime.trace_recorder import TraceRecorder
 
 HEADER = "turn,phase,step,layer,slot,expert,weight\n"
-DEMO = Path(__file__).parents[1] / "fixtures" / "demo_routing.csv"
+DEMO = (
+    Path(__file__).parents[2]
+    / "packages/colibri-bench/src/colibri_bench/data/hummingbird-21m-moe.route.csv"
+)
 
 
 def write(tmp_path, text):

@@ -164,7 +164,7 @@ def _print(rows: Sequence[Row], notes: Sequence[str]) -> None:
         console.width = max(console.width, 120)
     console.print(table)
     for note in notes:
-        console.print(note)
+        console.print(note, soft_wrap=True)
 
 
 def _counts(text: str) -> list[int]:

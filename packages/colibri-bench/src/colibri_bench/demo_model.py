@@ -16,3 +16,10 @@ def demo_gguf() -> Iterator[Path]:
     """The path of the model's GGUF, valid inside the context."""
     with as_file(files("colibri_bench") / "data" / f"{DEMO_NAME}.q8_0.gguf") as path:
         yield path
+
+
+@contextmanager
+def demo_trace() -> Iterator[Path]:
+    """The path of a routing trace recorded from the model, valid inside the context."""
+    with as_file(files("colibri_bench") / "data" / f"{DEMO_NAME}.route.csv") as path:
+        yield path
