@@ -233,6 +233,22 @@ def test_counts_stay_in_order_over_more_visits_than_a_unit_can_grow(name):
     assert drain(policy) == [(0, 3), (0, 2), (0, 1)]
 
 
+@pytest.mark.parametrize("name", ["cadence", "recall", "hybrid"])
+def test_layers_compare_after_one_went_over_to_a_smaller_unit(name):
+    policy = make(name, n_layers=2)
+    run(policy, (0, [1, 2]), (1, [1, 2]))
+    assert policy.victim(is_prefetch=False) is not None
+    for _ in range(9000):
+        for layer in (0, 1):
+            again(policy, layer, [1])
+    policy.release((0, 7))
+    policy.release((1, 8))
+
+    victims = drain(policy)
+
+    assert {key[1] for key in victims[-2:]} == {1}
+
+
 def test_recall_keeps_what_followed_the_same_token_before():
     """The tokens a, b, c, d come round; after a it is b's experts that are wanted."""
     tokens = {"a": [0, 1], "b": [2, 3], "c": [4, 5], "d": [6, 7]}

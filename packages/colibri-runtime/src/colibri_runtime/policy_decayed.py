@@ -56,8 +56,7 @@ class DecayedPolicy(RankedPolicy):
         counts, values = self._counts[layer], self._values[layer]
         for expert in counts:
             counts[expert] /= unit
-        for expert in values:
-            values[expert] /= unit
-        self._rebuild(layer)
-        self._move(layer, self._offsets[layer] + log(unit))
+        self._set_all(layer, {expert: value / unit for expert, value in values.items()})
+        # The layer's bound stays: what its values lose its offset gains.
+        self._offsets[layer] += log(unit)
         return 1.0

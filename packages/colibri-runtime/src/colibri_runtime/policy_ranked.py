@@ -24,7 +24,9 @@ class RankedPolicy(ABC):
     it costs the same however many blocks the layer has.
 
     A heap of values for each layer, with entries that are outdated left in until they surface,
-    and a heap of lower bounds of the layers: O(log n) for each call, amortised.
+    and a heap of lower bounds of the layers. Values are taken into their heap only when a victim
+    is wanted, so a store that evicts nothing pays for none of it. Amortised, O(log n) for each
+    value set and each victim, `n` the blocks of a layer or the layers.
 
     With `quotas`, the `quotas[layer]` blocks of highest value are protected in each layer, and the
     layer that went beyond its quota first gives first. Without, nothing is protected.
@@ -36,6 +38,8 @@ class RankedPolicy(ABC):
     def __init__(self, n_layers: int, quotas: Sequence[int] | None = None) -> None:
         self._values: list[dict[int, float]] = [{} for _ in range(n_layers)]
         self._heaps: list[list[tuple[float, int]]] = [[] for _ in range(n_layers)]
+        self._changed: list[set[int]] = [set() for _ in range(n_layers)]
+        self._dirty: list[int] = []
         self._offsets = [0.0] * n_layers
         self._bounds = [inf] * n_layers
         self._queue: list[tuple[float, int]] = []
@@ -125,6 +129,8 @@ class RankedPolicy(ABC):
                 self._set(layer, expert, self._value(layer, expert))
 
     def victim(self, *, is_prefetch: bool) -> Key | None:
+        if self._dirty:
+            self._take_in()
         key = self._lowest() if self._quotas is None else self._lowest_surplus()
         if key is None and not is_prefetch and self._ahead:
             # The one read ahead last is needed last.
@@ -133,45 +139,43 @@ class RankedPolicy(ABC):
 
     def _set(self, layer: int, expert: int, value: float) -> None:
         """Gives a block that is not in use its value; it may have had another."""
-        values = self._values[layer]
-        heap = self._heaps[layer]
+        values, changed = self._values[layer], self._changed[layer]
         values[expert] = value
-        entry = (value, expert)
-        heappush(heap, entry)
-        if heap[0] is entry:
-            self._lower(layer, value)
-        if len(heap) > 2 * len(values) + _SLACK:
-            self._rebuild(layer)
+        if not changed:
+            self._dirty.append(layer)
+        changed.add(expert)
         if self._quotas is not None and len(values) > self._quotas[layer]:
             self._surplus[layer] = None
 
     def _set_all(self, layer: int, fresh: dict[int, float]) -> None:
-        """As `_set` for many blocks of a layer, all of which have a value already."""
-        values, heap = self._values[layer], self._heaps[layer]
-        values.update(fresh)
-        if 4 * len(fresh) < len(values):
-            for expert, value in fresh.items():
-                heappush(heap, (value, expert))
-            if len(heap) > 2 * len(values) + _SLACK:
-                self._rebuild(layer)
-        elif fresh:
-            self._rebuild(layer)
-        entry = self._first(layer)
-        if entry is not None:
-            self._lower(layer, entry[0])
+        """As `_set` for blocks of a layer that all have a value already."""
+        if fresh:
+            changed = self._changed[layer]
+            if not changed:
+                self._dirty.append(layer)
+            changed.update(fresh)
+            self._values[layer].update(fresh)
 
-    def _rebuild(self, layer: int) -> None:
-        """The layer's heap without what is outdated."""
-        heap = self._heaps[layer]
-        heap[:] = [(value, expert) for expert, value in self._values[layer].items()]
-        heapify(heap)
-
-    def _lower(self, layer: int, value: float) -> None:
-        """The layer may have a block of `value`, lower than all that were known."""
-        bound = log(value) + self._offsets[layer]
-        if bound < self._bounds[layer]:
-            self._bounds[layer] = bound
-            heappush(self._queue, (bound, layer))
+    def _take_in(self) -> None:
+        """Brings heaps and bounds to the values that were set."""
+        for layer in self._dirty:
+            values, heap, changed = self._values[layer], self._heaps[layer], self._changed[layer]
+            n = len(values)
+            if 4 * len(changed) < n and len(heap) + len(changed) <= 2 * n + _SLACK:
+                for expert in changed:
+                    if expert in values:
+                        heappush(heap, (values[expert], expert))
+            else:
+                heap[:] = [(value, expert) for expert, value in values.items()]
+                heapify(heap)
+            changed.clear()
+            entry = self._first(layer)
+            if entry is not None:
+                bound = log(entry[0]) + self._offsets[layer]
+                if bound < self._bounds[layer]:
+                    self._bounds[layer] = bound
+                    heappush(self._queue, (bound, layer))
+        self._dirty.clear()
 
     def _move(self, layer: int, offset: float) -> None:
         """Sets what all values of a layer are compared by beside themselves."""
