@@ -11,6 +11,7 @@ import pytest
 
 from colibri_runtime.cmd_run import main
 from colibri_runtime.live import LiveLines
+from colibri_runtime.pool_plan import SLOT_OVERHEAD
 from helpers.random_colibri import make_model, write_random_colibri
 
 MIB = 2**20
@@ -187,7 +188,7 @@ def test_exactly_the_smallest_budget_works_and_a_byte_less_does_not(capsys, mode
 def test_a_dense_model_streams_with_fewer_slots_than_layers(capsys, dense_file):
     roomy = run_json(capsys, dense_file)
     plan = smallest(capsys, dense_file)
-    tight = plan["smallest_bytes"] + plan["slot_bytes"] + 1024
+    tight = plan["smallest_bytes"] + plan["slot_bytes"] + SLOT_OVERHEAD
 
     record = run_json(capsys, dense_file, "--context", "32", memory=str(tight))
 
