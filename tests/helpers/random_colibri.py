@@ -7,6 +7,7 @@ layers there are. The tokenizer knows single bytes only.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from colibri_format import (
     plan_layout,
 )
 
-F32, Q8 = DTYPES["f32"], DTYPES["q8_0"]
+F16, F32, Q8 = DTYPES["f16"], DTYPES["f32"], DTYPES["q8_0"]
 
 
 def byte_tokenizer() -> bytes:
@@ -116,11 +117,19 @@ def make_model(
 
 
 def write_random_colibri(
-    path: Path, model: ModelSpec, seed: int = 0, files: dict[str, bytes | None] | None = None
+    path: Path,
+    model: ModelSpec,
+    seed: int = 0,
+    files: dict[str, bytes | None] | None = None,
+    *,
+    is_mixed: bool = False,
+    volume_folders: Sequence[Path] = (),
 ) -> None:
     """Writes `model` with random weights; experts differ in where they read one random run.
 
-    `files` replaces embedded files by name or, with None, leaves them out.
+    `files` replaces embedded files by name or, with None, leaves them out. `is_mixed` stores the
+    down matrix of every third expert of every second layer as F16. Blocks are striped over volumes
+    in `volume_folders`.
     """
     rng = np.random.default_rng(seed)
     hidden, width = model.hidden_size, model.moe.expert_size if model.moe else model.ffn_size
@@ -132,6 +141,19 @@ def write_random_colibri(
             SegmentSpec(Role.DOWN, Q8, (hidden, width)),
         )
     )
+    wide = Layout.of(
+        (
+            SegmentSpec(Role.GATE, Q8, (width, hidden)),
+            SegmentSpec(Role.UP, Q8, (width, hidden)),
+            SegmentSpec(Role.DOWN, F16, (hidden, width)),
+        )
+    )
+    layouts = [
+        [wide if expert % 3 == 1 else layout for expert in range(n_experts)]
+        if is_mixed and layer % 2
+        else layout
+        for layer in range(model.n_layers)
+    ]
     tensors = [
         TensorSpec("token_embd.weight", Q8, (model.vocab_size, hidden)),
         TensorSpec("output_norm.weight", F32, (hidden,)),
@@ -161,13 +183,15 @@ def write_random_colibri(
     plan = plan_layout(
         n_layers=model.n_layers,
         n_experts=n_experts,
-        layer_layouts=[layout] * model.n_layers,
+        layer_layouts=layouts,
         tensors=tensors,
         files=[FileSpec(name, len(data)) for name, data in embedded.items()],
+        volumes=[f"volume {n}" for n in range(len(volume_folders))],
     )
     up = random_q8_0(rng, 2 * width, hidden)
     down = random_q8_0(rng, 2 * hidden, width)
-    with Writer(path, plan) as writer:
+    halves = (rng.standard_normal(2 * hidden * width) / np.sqrt(width)).astype(np.float16)
+    with Writer(path, plan, volume_folders=volume_folders) as writer:
         for name, data in embedded.items():
             writer.write_file(name, data)
         for spec in tensors:
@@ -182,7 +206,12 @@ def write_random_colibri(
         for layer in range(model.n_layers):
             for expert in range(n_experts):
                 with writer.block(layer, expert) as sink:
-                    for segment in layout.segments:
+                    own = layouts[layer]
+                    for segment in (own if own is layout else own[expert]).segments:
+                        if segment.dtype is F16:
+                            first = int(rng.integers(0, hidden * width + 1))
+                            sink.write(halves[first : first + segment.size // 2].view(np.uint8))
+                            continue
                         run = down if segment.role is Role.DOWN else up
                         start = int(rng.integers(0, (len(run) - segment.size) // 34 + 1)) * 34
                         sink.write(run[start : start + segment.size])

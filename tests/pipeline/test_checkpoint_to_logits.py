@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from colibri_repack import repack
 from colibri_runtime._native import native
 from colibri_runtime.config import RunConfig
+from colibri_runtime.pool_plan import SLOT_OVERHEAD
 from colibri_runtime.runtime import Runtime
 from helpers.random_models import CONFIGS, prompt_tokens, write_checkpoint
 
@@ -49,7 +50,7 @@ def configured(path: Path, share: float, **options: Any) -> RunConfig:
     with Runtime.open(path, RunConfig(memory_bytes=2**40, context=CONTEXT, **options)) as runtime:
         plan = runtime.plan
     spared = plan.n_blocks - max(1, int(plan.n_blocks * share))
-    budget = plan.total_bytes - spared * (plan.slot_bytes + 1024)
+    budget = plan.total_bytes - spared * (plan.slot_bytes + SLOT_OVERHEAD)
     return RunConfig(memory_bytes=budget, context=CONTEXT, **options)
 
 

@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from colibri_runtime.cmd_run import main
+from colibri_runtime.live import LiveLines
+from colibri_runtime.pool_plan import SLOT_OVERHEAD
 from helpers.random_colibri import make_model, write_random_colibri
 
 MIB = 2**20
@@ -112,6 +114,62 @@ def test_the_text_is_the_same_whatever_the_pool_holds(capsys, model_file, depth)
     assert record["tokens"] == roomy["tokens"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--io", "threads", "--io-threads", "3"),
+        ("--io", "mmap"),
+        ("--io", "auto", "--io-depth", "3"),
+        ("--policy", "hybrid", "--lfu-weight", "0.3"),
+        ("--policy", "lru"),
+        ("--prefetch-from", "last", "--prefetch-depth", "2"),
+        ("--prefetch-from", "history"),
+        ("--cache-size", "200K"),
+    ],
+)
+def test_knobs_change_the_speed_and_not_the_text(capsys, model_file, options):
+    expected = run_json(capsys, model_file)["tokens"]
+
+    record = run_json(capsys, model_file, *options)
+
+    assert record["tokens"] == expected
+    if options[0] == "--io" and options[1] != "auto":
+        assert record["io_report"]["engine"] == options[1]
+    if options[0] == "--cache-size":
+        assert record["plan"]["pool_bytes"] < 200 * 1024
+        assert record["plan"]["n_slots"] == 4
+
+
+def test_a_history_is_kept_beside_the_model_and_tells_what_hits_to_expect(
+    capsys, tmp_path, model_file
+):
+    path = tmp_path / "moe.colibri"
+    path.write_bytes(model_file.read_bytes())
+    run_json(capsys, path, "--history", "on")
+    assert (tmp_path / "moe.colibri.history").exists()
+
+    options = ["--dry-run", "--memory", "64M", "--history", str(tmp_path / "moe.colibri.history")]
+    assert main([str(path), *options]) == 0
+
+    assert "hits to expect" in capsys.readouterr().out
+
+
+def test_live_lines_come_while_it_runs(capsys, monkeypatch, model_file):
+    now = [0.0]
+
+    def clock():
+        now[0] += 0.6
+        return now[0]
+
+    monkeypatch.setattr(
+        "colibri_runtime.cmd_run.LiveLines", lambda total: LiveLines(total, clock=clock)
+    )
+    arguments = ["--prompt", "Hello", "--memory", "64M", "--max-tokens", "12", "--live"]
+    assert main([str(model_file), *arguments]) == 0
+
+    assert capsys.readouterr().err.count("hit%") == 1
+
+
 def test_exactly_the_smallest_budget_works_and_a_byte_less_does_not(capsys, model_file):
     least = smallest(capsys, model_file)["smallest_bytes"]
     options = ["--prompt", "Hello", "--max-tokens", "12", "--context", "32"]
@@ -130,7 +188,7 @@ def test_exactly_the_smallest_budget_works_and_a_byte_less_does_not(capsys, mode
 def test_a_dense_model_streams_with_fewer_slots_than_layers(capsys, dense_file):
     roomy = run_json(capsys, dense_file)
     plan = smallest(capsys, dense_file)
-    tight = plan["smallest_bytes"] + plan["slot_bytes"] + 1024
+    tight = plan["smallest_bytes"] + plan["slot_bytes"] + SLOT_OVERHEAD
 
     record = run_json(capsys, dense_file, "--context", "32", memory=str(tight))
 
@@ -210,6 +268,10 @@ def test_generation_ends_when_the_context_is_full(capsys, model_file):
         (["--context", "100000"], "bad-context"),
         (["--context", "0"], "bad-option"),
         (["--io-threads", "0"], "bad-option"),
+        (["--io-depth", "0"], "bad-option"),
+        (["--prefetch-depth", "3"], "bad-option"),
+        (["--cache-size", "1K"], "budget-too-small"),
+        (["--lfu-weight", "0.5"], "bad-lfu-weight"),
         (["--batch-size", "0"], "bad-option"),
         (["--max-tokens", "0"], "bad-option"),
         (["--temperature", "-1"], "bad-sampling"),

@@ -1,5 +1,6 @@
 """A model planned, loaded and run in its budget."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,50 @@ def test_logits_are_the_same_bits_however_small_the_pool(model_file):
                 assert runtime.plan.n_slots == n_slots
                 logits = runtime.decoder.forward(tokens, all_logits=True)
             assert np.array_equal(logits, expected)
+
+
+def test_a_mixed_model_striped_over_volumes_runs_in_any_pool(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    path = tmp_path / "moe.colibri"
+    model = make_model(n_layers=3, hidden=96, width=64, n_experts=7, top_k=2)
+    write_random_colibri(path, model, is_mixed=True, volume_folders=folders)
+    tokens = list(range(20, 32))
+    config = RunConfig(memory_bytes=64 * MIB, context=40)
+
+    with pytest.raises(FormatError) as caught:
+        Runtime.open(path, config)
+    assert caught.value.code == "volume-missing"
+    with Runtime.open(path, config, volumes=folders, progress=lambda *_: None) as runtime:
+        roomy = runtime.plan
+        expected = runtime.decoder.forward(tokens, all_logits=True)
+    tight = replace(config, memory_bytes=roomy.smallest_bytes + 5 * roomy.slot_bytes)
+    with Runtime.open(path, tight, volumes=folders) as runtime:
+        assert runtime.plan.n_slots < roomy.n_slots == roomy.n_blocks
+        logits = runtime.decoder.forward(tokens, all_logits=True)
+
+    assert np.isfinite(expected).all()
+    assert np.array_equal(logits, expected)
+
+
+def test_history_is_kept_and_begun_with(tmp_path, model_file):
+    config = RunConfig(memory_bytes=64 * MIB, context=40, history=tmp_path / "a.history")
+    with Runtime.open(model_file, config) as runtime:
+        assert runtime.plan.slots.expected_hit_share is None
+        runtime.decoder.forward(list(range(20, 32)))
+        runtime.save_history()
+        n_asks = runtime.store.stats.total().n_asks
+
+    with Runtime.open(model_file, config) as runtime:
+        assert runtime.plan.slots.expected_hit_share == 1
+        assert runtime.history.counts().sum() == n_asks
+        assert runtime.store.stats.total().n_asks == 0
+
+    (tmp_path / "a.history").write_bytes(b"nonsense")
+    with pytest.raises(FormatError) as caught:
+        Runtime.open(model_file, config)
+    assert caught.value.code == "history-magic"
 
 
 def test_what_is_allocated_is_what_was_planned(model_file):

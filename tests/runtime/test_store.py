@@ -11,6 +11,7 @@ from colibri_format import FormatError, StorageError, UsageError
 from colibri_runtime.blocks import block_slot_bytes
 from colibri_runtime.disk_files import open_blocks
 from colibri_runtime.disk_threads import ThreadsEngine
+from colibri_runtime.errors import BudgetError
 from colibri_runtime.policy_lru import LayerLru
 from colibri_runtime.pool import Pool
 from colibri_runtime.pool_plan import PoolPlan, SlotClass, equal_slots
@@ -681,6 +682,24 @@ def test_a_file_cut_while_open_is_a_short_read(tmp_path):
 
 
 # Accounting
+
+
+def test_a_plan_for_another_budget_changes_nothing():
+    source, _, store = step_store(4)
+    ask(source, store, 0, [0, 1])
+    counts = np.ones((4, 4))
+
+    plan = store.plan(12 * 20_000, counts)
+
+    assert plan.n_slots > store.slots.n_slots
+    assert plan.cost_bytes <= 12 * 20_000
+    assert sum(plan.quotas) == plan.n_protected
+    assert 0 < plan.expected_hit_share <= 1
+    assert store.plan(plan.smallest_bytes).n_slots == 1
+    with pytest.raises(BudgetError) as caught:
+        store.plan(plan.smallest_bytes - 1)
+    assert caught.value.code == "budget-too-small"
+    assert store.cache.n_resident == 2
 
 
 def test_hits_lates_and_misses_add_up_to_asks_and_bytes_to_reads():

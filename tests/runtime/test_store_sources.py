@@ -12,7 +12,7 @@ from colibri_runtime.config import RunConfig
 from colibri_runtime.history import History
 from colibri_runtime.opening import open_pool
 from colibri_runtime.policies import POLICY_NAMES
-from colibri_runtime.pool_plan import plan_pool
+from colibri_runtime.pool_plan import SLOT_OVERHEAD, plan_pool
 from colibri_runtime.prefetch import FrequentExperts, PrefetchSource
 from helpers.blocks import assert_lease_is_right, make_source, small_layout
 
@@ -167,7 +167,7 @@ def test_a_part_knows_its_own_layers_only(tmp_path):
 def test_the_store_reads_ahead_what_a_layer_asked_for_last(tmp_path):
     source = make_source(tmp_path / "a.colibri", layouts=[SMALL] * 4, n_experts=8)
     with open_store(
-        [source], 14 * 9000, prefetch_depth=1, prefetch_from=PrefetchSource.LAST
+        [source], 14 * 9472, prefetch_depth=1, prefetch_from=PrefetchSource.LAST
     ) as store:
         assert store.look_ahead == 0
         for _ in range(5):
@@ -198,7 +198,7 @@ def test_history_says_what_to_read_before_anything_was_asked(tmp_path):
     source = make_source(tmp_path / "a.colibri", layouts=[SMALL] * 3, n_experts=8)
     with open_store(
         [source],
-        14 * 9000,
+        14 * 9472,
         prefetch_depth=1,
         prefetch_from=PrefetchSource.HISTORY,
         history=history_of([(1, [2, 5])] * 7),
@@ -212,7 +212,9 @@ def test_history_says_what_to_read_before_anything_was_asked(tmp_path):
 def test_free_slots_are_filled_with_what_was_asked_for_most(tmp_path):
     source = make_source(tmp_path / "a.colibri", layouts=[SMALL] * 3, n_experts=8)
     history = history_of([(0, [1, 2])] * 9 + [(2, [3, 4, 5, 6])] * 5 + [(1, [e]) for e in range(8)])
-    with open_store([source], 6 * 9300, prefetch_depth=0, history=history) as store:
+    with open_store(
+        [source], 6 * (8192 + SLOT_OVERHEAD), prefetch_depth=0, history=history
+    ) as store:
         assert store.slots.n_slots == 6
         ask(source, store, 0, [1])
         while store.cache.n_free or store.cache.n_loading:
@@ -227,7 +229,7 @@ def test_free_slots_are_filled_with_what_was_asked_for_most(tmp_path):
 
 def test_preloading_takes_no_slot_from_anything(tmp_path):
     source = make_source(tmp_path / "a.colibri", layouts=[SMALL] * 3, n_experts=8)
-    with open_store([source], 6 * 9300, prefetch_depth=0) as store:
+    with open_store([source], 6 * (8192 + SLOT_OVERHEAD), prefetch_depth=0) as store:
         ask(source, store, 0, range(6))
         store.preload((1, expert) for expert in range(8))
         ask(source, store, 0, [0])

@@ -224,9 +224,10 @@ def default_budget(needs: MemoryNeeds, available_bytes: int | None, *, io_thread
 
 
 def index_bytes(shape: Sequence[int]) -> int:
-    """Bytes of the index `(n_layers, n_experts)` in memory: extents, checksums, presence."""
+    """Bytes of the index `(n_layers, n_experts)` in memory: extents, checksums, and numbers of
+    layout and volume, those twice (the reader's, and the store's for quick look-ups)."""
     n_layers, n_experts = shape
-    return n_layers * n_experts * (16 + 8 + 1)
+    return n_layers * n_experts * (16 + 8 + 2 * (2 + 2))
 
 
 def usage_bytes(shape: Sequence[int], *, is_recalling: bool, keeps_history: bool) -> int:

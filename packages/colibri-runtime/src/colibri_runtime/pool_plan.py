@@ -28,8 +28,9 @@ MAX_CLASSES: Final = 4
 """Sizes of slots in one pool at most. Each class keeps transit slots of its own, so that many
 classes would leave little to keep; four lose below 3 % on any K-quant mix of ggml's."""
 
-SLOT_OVERHEAD: Final = 1024
-"""Python objects that stand for one slot: views, lease, key, table entries (measured 0.6 KB)."""
+SLOT_OVERHEAD: Final = 1280
+"""Python objects that stand for one slot: views, lease and its segments, key, table entries
+(measured 510 bytes, and 1,110 once segments were asked for)."""
 
 _MAX_SIZES: Final = 12
 """Distinct sizes that are tried as slot sizes; more are merged into the nearest larger ones."""

@@ -256,6 +256,9 @@ class _Counted:
         self.tensors: Any = reader.tensors
         self.index = reader.index
         self.layout = reader.layout
+        self.is_mixed = reader.is_mixed
+        self.layouts = reader.layouts
+        self.expert_layouts = reader.expert_layouts
 
     def tensor(self, name: str) -> _CountedTensor:
         return _CountedTensor(self._reader.tensor(name), self._tell)

@@ -232,6 +232,7 @@ class Store:
         """
         if self._is_closed:
             raise closed_error()
+        self._check(layer, ())
         asked, shares = fuse_tokens(experts, weights)
         for observe in self._observers[layer]:
             observe(layer, asked, shares)
