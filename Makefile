@@ -11,7 +11,7 @@ PIP := -m pip --disable-pip-version-check
 SMOLLM2 := $(ORACLE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oracle test-memory test-wheels fuzz lint format clean
+.PHONY: help setup demo test test-oracle test-memory test-sanitize test-wheels fuzz lint format clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -61,6 +61,19 @@ fuzz:  ## a million mutants of the vectors through the C reader, under sanitizer
 	  packages/colibri-format/fuzz/mutate.c -o build/mutate
 	build/mutate -n 1000000 packages/colibri-format/vectors/valid/*.colibri \
 	  packages/colibri-format/vectors/valid/*/*.colibri
+
+# The library is built into a copy of the package, which PYTHONPATH puts before the installed one.
+SANITIZE := build/sanitize
+test-sanitize: setup  ## tests of disk engines and kernels with their C under ASan and UBSan
+	rm -rf $(SANITIZE)
+	cd packages/colibri-runtime && CC=gcc COLIBRI_REQUIRE_NATIVE=1 \
+	  COLIBRI_CFLAGS="-O0 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+	  $(abspath $(BIN))/python setup.py -q build --build-base $(abspath $(SANITIZE))/objects \
+	  --build-lib $(abspath $(SANITIZE))/lib
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZE)/lib \
+	  COLIBRI_SANITIZED=1 COLIBRI_REQUIRE_NATIVE=1 $(BIN)/python -m pytest \
+	  tests/runtime/test_native.py tests/runtime/test_disk*.py tests/runtime/test_kernels*.py
 
 lint: setup  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """The C library: that it is the right one, and what is said when it is not there."""
 
+import os
 import shutil
 
 import pytest
@@ -19,6 +20,14 @@ def library():
 def test_base_kernels_are_always_there(library):
     assert Isa.BASE in library.isas
     assert library.best in library.isas
+
+
+@pytest.mark.skipif(
+    os.environ.get("COLIBRI_SANITIZED") != "1", reason="make test-sanitize was not what ran this"
+)
+def test_library_under_sanitizers_is_the_one_that_runs(library):
+    assert "sanitize" in library.path.parts
+    assert b"__asan_init" in library.path.read_bytes()
 
 
 def test_environment_forbids_the_library(monkeypatch):

@@ -41,7 +41,6 @@ class _Begun:
     address: int
     started_ns: int
     n_pieces: int = 0
-    length: int = 0
     end: int = 0
     error: Exception | None = None
 
@@ -148,7 +147,7 @@ class QueueEngine:
 
     def wait(self) -> list[BlockRead]:
         while not self._done:
-            if not self._is_busy():
+            if not self._in_flight and not self._is_busy():
                 raise UsageError(
                     "no-read", "disk engine", "no read is outstanding", "a submitted read"
                 )
@@ -228,6 +227,8 @@ class QueueEngine:
         """Fills the ring from the queues."""
         if self._later:
             self._wake()
+        if len(self._in_flight) >= self._depth:
+            return
         while batch := self._next_batch():
             requests = []
             for piece in batch:
@@ -275,38 +276,39 @@ class QueueEngine:
             if self._demand_pieces:
                 piece = self._demand_pieces.popleft()
             elif self._demands:
-                self._split(self._demands.popitem(last=False)[1])
-                continue
+                piece = self._start(self._demands.popitem(last=False)[1])
             elif n_in_flight >= self._prefetch_depth:
                 return None
             elif self._prefetch_pieces:
                 piece = self._prefetch_pieces.popleft()
             elif self._prefetches:
-                self._split(self._prefetches.popitem(last=False)[1])
-                continue
+                piece = self._start(self._prefetches.popitem(last=False)[1])
             else:
                 return None
             if piece.begun.error is None:
                 return piece
             self._end(piece)  # the block is lost: its other pieces need not be read
 
-    def _split(self, read: BlockRead) -> None:
-        """Makes the pieces of a read that begins."""
-        address = buffer_address(read)
-        begun = _Begun(read, self._files[read.file], address, self._clock())
-        self._ask(begun)
+    def _start(self, read: BlockRead) -> _Piece:
+        """The first piece of a read that begins; the others are queued."""
+        return self._cut(_Begun(read, self._files[read.file], buffer_address(read), self._clock()))
 
-    def _ask(self, begun: _Begun) -> None:
+    def _cut(self, begun: _Begun) -> _Piece:
         read, file = begun.read, begun.file
         is_direct, length = file.plan_request(
             read.offset, read.length, begun.address, len(read.buffer)
         )
-        step = round_up(self._split_bytes, file.alignment.offset) or MAX_REQUEST
-        begun.length = begun.end = length
-        queue = self._prefetch_pieces if read.is_prefetch else self._demand_pieces
-        for begin in range(0, length, step):
-            queue.append(_Piece(begun, begin, min(step, length - begin), is_direct))
-            begun.n_pieces += 1
+        begun.end = length
+        step = MAX_REQUEST
+        if self._split_bytes:
+            step = round_up(self._split_bytes, file.alignment.offset)
+        begun.n_pieces = 1
+        if length > step:
+            queue = self._prefetch_pieces if read.is_prefetch else self._demand_pieces
+            for begin in range(step, length, step):
+                queue.append(_Piece(begun, begin, min(step, length - begin), is_direct))
+                begun.n_pieces += 1
+        return _Piece(begun, 0, min(step, length), is_direct)
 
     def _queue_of(self, piece: _Piece) -> deque[_Piece]:
         return self._prefetch_pieces if piece.begun.read.is_prefetch else self._demand_pieces
@@ -390,7 +392,8 @@ class QueueEngine:
                 # A bit that flipped on its way, unlike one on the disk, is not there again.
                 read.n_rereads += 1
                 begun.started_ns = self._clock()
-                self._ask(begun)
+                first = self._cut(begun)
+                self._queue_of(first).appendleft(first)
                 self._begin()
                 return
             read.error = checksum_error(begun.file.path, read)
