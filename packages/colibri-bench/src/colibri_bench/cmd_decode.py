@@ -101,7 +101,7 @@ def _main(argv: Sequence[str] | None) -> int:
 def _notes(outcomes: Sequence[Outcome], *, is_same: bool) -> list[str]:
     states = sorted({outcome.cache_state for outcome in outcomes})
     notes = [f"before each run: {'; '.join(states)}"]
-    if not all(outcome.is_cold for outcome in outcomes):
+    if not all(outcome.is_cold for outcome in outcomes if outcome.limit_bytes is not None):
         notes.append("the starts were not surely cold: run as root for that")
     same = "all engines made the same tokens" if is_same else "the engines made different tokens"
     return [*notes, same]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from .cgroup import MemoryGroup
 from .decode_plan import ALLOWANCE, Run
-from .page_cache import drop_caches
+from .page_cache import CacheState, drop_caches, read_all
 
 _STDERR_CHARACTERS: Final = 400
 _TIMEOUT_S: Final = 900
@@ -66,6 +66,12 @@ def run_one(run: Run, work: Work) -> Outcome:
     """
     files = [path for path in (work.file, work.gguf) if path is not None]
     state = drop_caches(*files)
+    if run.limit.size_bytes is None:
+        # Without a limit engines are compared in memory: their files are read beforehand.
+        warm = work.file if run.arm.is_ours else work.gguf
+        if warm is not None:
+            read_all(warm)
+            state = CacheState(False, "without a limit: model read into memory beforehand")
     request = json.dumps(_request(run, work))
     argv = [sys.executable, "-m", run.arm.module, request]
     peak, n_killed = None, 0
@@ -97,6 +103,7 @@ def _request(run: Run, work: Work) -> dict[str, Any]:
         "prompt": list(run.prompt),
         "n_warm": work.n_warm,
         "n_tokens": work.n_tokens,
+        "is_resident": run.limit.size_bytes is None,
     }
     if not run.arm.is_ours:
         return request | run.arm.options | {"gguf": str(work.gguf), "n_context": work.n_context}

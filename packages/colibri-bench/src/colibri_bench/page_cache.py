@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+_CHUNK_BYTES: Final = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,11 @@ def drop_caches(*files: Path, root: Path = Path("/")) -> CacheState:
         finally:
             os.close(fd)
     return CacheState(False, f"fadvise DONTNEED only (drop_caches: {reason})")
+
+
+def read_all(file: Path) -> None:
+    """Reads the file once, so that the page cache holds it if it can."""
+    with file.open("rb", buffering=0) as stream:
+        buffer = bytearray(_CHUNK_BYTES)
+        while stream.readinto(buffer):
+            pass
