@@ -65,6 +65,26 @@ class MemoryTensor:
     def read_into(self, buffer: Any) -> None:
         buffer[:] = self.data
 
+    def read_part_into(self, start: int, buffer: Any) -> None:
+        buffer[:] = self.data[start : start + len(buffer)]
+
+    def stream(self) -> MemoryStream:
+        return MemoryStream(self.data)
+
+
+class MemoryStream:
+    """A tensor's bytes piece by piece."""
+
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self._left = data
+
+    def read_into(self, buffer: Any) -> None:
+        buffer[:] = self._left[: len(buffer)]
+        self._left = self._left[len(buffer) :]
+
+    def finish(self) -> None:
+        assert not len(self._left)
+
 
 @dataclass
 class MemoryFile:

@@ -158,6 +158,8 @@ def write_random_colibri(
         TensorSpec("token_embd.weight", Q8, (model.vocab_size, hidden)),
         TensorSpec("output_norm.weight", F32, (hidden,)),
     ]
+    if not model.tie_embeddings:
+        tensors.append(TensorSpec("output.weight", Q8, (model.vocab_size, hidden)))
     n_query, n_key = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     for layer in range(model.n_layers):
         shapes = {

@@ -228,6 +228,25 @@ class Tensor:
             f"tensor {self.name!r} at {self.offset:#x}",
         )
 
+    def read_part_into(
+        self, start: int, buffer: bytearray | memoryview | NDArray[np.uint8]
+    ) -> None:
+        """Fills `buffer` with the stored bytes from `start` on, unchecked: the checksum is of all.
+
+        Raises:
+            UsageError: `bad-buffer` unless that is within the tensor.
+            StorageError: `short-read`, or the kernel's error.
+        """
+        view = view_bytes(buffer)
+        if start < 0 or start + len(view) > self.size:
+            raise UsageError(
+                "bad-buffer",
+                f"tensor {self.name!r}",
+                f"{len(view)} bytes from {start} are asked for",
+                f"it has {self.size}",
+            )
+        self._reader.read_at_into(self.offset + start, view)
+
     def stream(self) -> DataStream:
         """Its bytes piece by piece, for tensors that are not to be held whole."""
         return DataStream(

@@ -43,7 +43,7 @@ class BackendSteps:
     def begin(self, ids: NDArray[np.intp]) -> None:
         """Makes the embeddings of `ids` the stream."""
         self.resume(
-            self._backend.rows(self._weights.embedding, ids),
+            self._weights.embedding.rows(self._backend, ids),
             self.rope.tables(self._kv_cache.length, len(ids)),
         )
 

@@ -120,7 +120,7 @@ class NativeSteps:
         n = self._n = len(ids)
         buffers = self._buffers.arrays
         stream = buffers["stream"][:n]
-        stream[:] = self._backend.rows(self._weights.embedding, ids)
+        stream[:] = self._weights.embedding.rows(self._backend, ids)
         tables = (buffers["cosines"][:n], buffers["sines"][:n])
         tables[0][:], tables[1][:] = self._plain.rope.tables(self._kv_cache.length, n)
         self._plain.resume(stream, tables)

@@ -282,3 +282,7 @@ class _CountedTensor:
         result: object = self._tensor.read_into(buffer)
         self._tell(self._tensor)
         return result
+
+    def __getattr__(self, name: str) -> Any:
+        """Facts, and reads that load nothing: those of the tensor."""
+        return getattr(self._tensor, name)

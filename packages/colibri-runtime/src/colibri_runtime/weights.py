@@ -14,6 +14,9 @@ from colibri_format import DType, Layout, ModelSpec, Role
 from .backend import Backend, FeedForward, Floats, Matrix
 from .decoder_errors import ModelError
 from .dequant import check_decodable, dequantise
+from .row_table import FileTable, ResidentTable, RowTable, StoredTensor
+
+EMBEDDING: Final = "token_embd.weight"
 
 _ALIGNMENT: Final = 64
 _MATRIX_ROLES: Final = (Role.GATE, Role.UP, Role.DOWN)
@@ -33,8 +36,8 @@ class TensorFacts(Protocol):
     def size(self) -> int: ...
 
 
-class TensorData(Protocol):
-    """A dense tensor that can be read; both ways check its checksum."""
+class TensorData(StoredTensor, Protocol):
+    """A dense tensor that can be read; whole, it is checked against its checksum."""
 
     def read(self) -> NDArray[np.uint8]: ...
     def read_into(self, buffer: Any) -> object: ...
@@ -99,7 +102,7 @@ class Weights:
     """All dense weights, in stored form; they live in one allocation of `size_bytes`."""
 
     where: str
-    embedding: Matrix
+    embedding: RowTable
     output_norm: Floats
     head: Matrix
     rope_divisors: Floats | None
@@ -112,7 +115,7 @@ def required_tensors(model: ModelSpec, layouts: Layouts) -> list[Requirement]:
     hidden, head_dim = model.hidden_size, model.head_dim
     n_query, n_key = model.n_heads * head_dim, model.n_kv_heads * head_dim
     found = [
-        Requirement("token_embd.weight", (model.vocab_size, hidden)),
+        Requirement(EMBEDDING, (model.vocab_size, hidden)),
         Requirement("output_norm.weight", (hidden,), is_vector=True),
         Requirement("rope_freqs.weight", (model.rope.n_dims // 2,), True, is_optional=True),
     ]
@@ -164,11 +167,15 @@ def _layer_tensors(
 
 
 def resident_bytes(tensors: Mapping[str, TensorFacts], model: ModelSpec, layouts: Layouts) -> int:
-    """Bytes that `load_weights` keeps: stored form for matrices, float32 for vectors."""
+    """Bytes that `load_weights` keeps: stored form for matrices, float32 for vectors.
+
+    Embeddings that are not the head as well stay in the file.
+    """
     return _ALIGNMENT + sum(
         _kept_bytes(requirement, tensors[requirement.name])
         for requirement in required_tensors(model, layouts)
         if requirement.name in tensors
+        and not _stays_in_file(requirement.name, tensors[requirement.name], model)
     )
 
 
@@ -235,7 +242,7 @@ def load_weights(file: ModelFile, model: ModelSpec, backend: Backend) -> Weights
     for requirement in required_tensors(model, layouts):
         name = requirement.name
         facts = file.tensors.get(name)
-        if facts is None:
+        if facts is None or _stays_in_file(name, facts, model):
             continue
         if requirement.is_vector:
             n_values = requirement.shape[0]
@@ -250,12 +257,23 @@ def load_weights(file: ModelFile, model: ModelSpec, backend: Backend) -> Weights
             shape = (requirement.shape[0], requirement.shape[1])
             matrices[name] = Matrix(name, facts.dtype, shape, data, facts.row_interleave)
         position += _kept_bytes(requirement, facts)
-    embedding = matrices["token_embd.weight"]
+    embedding: RowTable
+    if model.tie_embeddings:
+        head = matrices[EMBEDDING]
+        embedding = ResidentTable(head)
+    else:
+        head = matrices["output.weight"]
+        resident = matrices.get(EMBEDDING)
+        embedding = (
+            FileTable(EMBEDDING, file.tensor(EMBEDDING))
+            if resident is None
+            else ResidentTable(resident)
+        )
     return Weights(
         where=str(file.path),
         embedding=embedding,
         output_norm=vectors["output_norm.weight"],
-        head=embedding if model.tie_embeddings else matrices["output.weight"],
+        head=head,
         rope_divisors=vectors.get("rope_freqs.weight"),
         layers=tuple(
             _layer_weights(f"blk.{layer}", found, vectors, matrices)
@@ -307,6 +325,11 @@ def _layouts_of(file: ModelFile, layer: int) -> tuple[Layout, ...]:
     # Only a file whose layers may be mixed has the number of each expert's layout.
     numbers = file.expert_layouts[layer][file.index["size"][layer] > 0]  # type: ignore[attr-defined]
     return tuple(file.layouts[number] for number in np.unique(numbers))  # type: ignore[attr-defined]
+
+
+def _stays_in_file(name: str, facts: TensorFacts, model: ModelSpec) -> bool:
+    """Whether the tensor is read row by row: embeddings that are not the head as well."""
+    return name == EMBEDDING and not model.tie_embeddings and not facts.row_interleave
 
 
 def _kept_bytes(requirement: Requirement, facts: TensorFacts) -> int:
