@@ -31,6 +31,7 @@ from .repack_plan import MIN_ALIGNMENT, RepackOptions
 from .report import RepackReport
 from .routing_trace import read_trace
 from .striping import VolumeFolder
+from .time_estimate import Estimate, estimate_time
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +73,8 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 volumes=tuple(map(VolumeFolder.parse, arguments.volume)),
                 memory_bytes=arguments.memory,
             )
-            report = RepackReport.of(plan(source, options), Path(source), output)
+            planned = plan(source, options)
+            report = RepackReport.of(planned, Path(source), output, estimate=estimate_time(planned))
     else:
         with progress_bar("repacking", is_quiet=arguments.json) as progress:
             report = repack(
@@ -112,7 +114,9 @@ def _print_report(report: RepackReport) -> None:
             rows.append(("gone on with", f"{there} of an interrupted run"))
         rows.append(("written to", str(report.output)))
     else:
-        rows.append(("peak memory", f"about {format_size(report.peak_memory_bytes)}"))
+        rows.append(("peak memory", f"at most {format_size(report.peak_memory_bytes)}"))
+        if report.estimate is not None:
+            rows.append(("time", f"about {_duration(report.estimate)}"))
         rows.append(("written to", "nothing: --dry-run"))
     print_rows(rows)
     console = new_console()
@@ -120,6 +124,13 @@ def _print_report(report: RepackReport) -> None:
         console.print(Text(f"note: {note}"), soft_wrap=True)
     for warning in report.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def _duration(found: Estimate) -> str:
+    seconds = max(round(found.seconds), 1)
+    hours, minutes = seconds // 3600, seconds // 60 % 60
+    text = f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds % 60:02} s"
+    return f"{text if seconds >= 60 else f'{seconds} s'}, given {found.basis}"
 
 
 def _modes(report: RepackReport) -> str:
