@@ -57,7 +57,8 @@ def repack_within(
         )
         assert done.returncode == 0, done.stderr
         record: dict[str, Any] = json.loads(done.stdout)
-        size = sum(path.stat().st_size for path in source.parent.rglob(f"{source.name}*"))
+        files = source.iterdir() if source.is_dir() else [source]
+        size = sum(path.stat().st_size for path in files)
         print(
             f"\n{' '.join(options)}: source {size / MIB:.0f} MiB, budget {budget / MIB:.0f} MiB, "
             f"planned {record['peak_memory_estimate_bytes'] / MIB:.0f}, peak of the cgroup "

@@ -37,7 +37,7 @@ class Estimate:
 def estimate_time(plan: RepackPlan) -> Estimate:
     """The time that carrying out `plan` takes here; times each conversion for some milliseconds."""
     elements = _elements(plan)
-    costs = {pair: time_conversion(*(DTYPES[name] for name in pair)) for pair in elements}
+    costs = {pair: time_conversion(DTYPES[pair[0]], DTYPES[pair[1]]) for pair in elements}
     n_cores = min(default_threads(), plan.memory.n_workers)
     seconds = plan_seconds(plan, costs, n_cores)
     basis = f"a disk that reads and writes {DISK_BYTES_PER_SECOND / 1e9:.0f} GB/s"
