@@ -17,16 +17,25 @@ _F16, _F32 = 1, 0
 
 def _tiles(size: int, seed: int, kind: str) -> Iterator[memoryview]:
     """`size` bytes of finite numbers; each tile is the same noise with a stamp of its own."""
+    if not size:
+        return
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal(TILE // 2, np.float32) * np.float32(0.02)
     if kind == "f16":
         tile = noise.astype("<f2").view(np.uint8)
+    elif kind in ("u8", "f8_e4m3"):
+        # No code of these is NaN in FP8, nor far from 1 as a scale of MXFP4.
+        tile = rng.integers(96, 120, TILE, np.uint8)
+    elif kind == "f32":
+        tile = noise[: TILE // 4].view(np.uint8)
     else:
         tile = (noise.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
     stamp = tile[:128].view("<u2")
     for number in range(-(-size // TILE)):
         # Positive numbers of moderate size in either encoding, different in every tile.
         stamp[:] = 0x3C00 + (number * 7919 + np.arange(64)) % 0x0200
+        if kind == "f8_e4m3":
+            stamp &= 0x3D3D  # 0x7F is NaN
         yield tile[: min(TILE, size - number * TILE)].data
 
 
@@ -90,8 +99,73 @@ def write_gguf(path: Path, *, n_layers: int, n_experts: int, hidden: int, width:
 def write_bf16_folder(folder: Path, *, n_layers: int, n_experts: int, hidden: int, width: int,
                       vocab: int) -> None:  # fmt: skip
     """A Qwen3-MoE folder in BF16 whose experts are stacks as transformers 5 holds them."""
+    config, entries = _qwen3moe(n_layers, n_experts, hidden, width, vocab)
+    _write_folder(folder, config, entries)
+
+
+def write_fp8_folder(folder: Path, *, n_layers: int, n_experts: int, hidden: int, width: int,
+                     vocab: int) -> None:  # fmt: skip
+    """The same with experts in FP8, one float32 scale a block of 128 x 128."""
+    config, entries = _qwen3moe(n_layers, n_experts, hidden, width, vocab)
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    for name, (_, shape) in list(entries.items()):
+        if ".experts." in name:
+            entries[name] = ("F8_E4M3", shape)
+            grid = (*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128))
+            entries[f"{name}_scale_inv"] = ("F32", grid)
+    _write_folder(folder, config, entries)
+
+
+def write_gpt_oss_folder(folder: Path, *, n_layers: int, n_experts: int, hidden: int, width: int,
+                         vocab: int, is_mxfp4: bool) -> None:  # fmt: skip
+    """A gpt-oss folder: experts in MXFP4, or in BF16 as transposed stacks."""
     heads, head_dim = 8, 64
-    config = {
+    config: dict[str, Any] = {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": vocab,
+        "hidden_size": hidden, "num_hidden_layers": n_layers, "tie_word_embeddings": False,
+        "num_local_experts": n_experts, "num_experts_per_tok": 4,
+    }  # fmt: skip
+    entries: dict[str, tuple[str, tuple[int, ...]]] = {
+        "model.embed_tokens.weight": ("BF16", (vocab, hidden)),
+        "lm_head.weight": ("BF16", (vocab, hidden)),
+        "model.norm.weight": ("BF16", (hidden,)),
+    }
+    if is_mxfp4:
+        config["quantization_config"] = {"quant_method": "mxfp4"}
+    for layer in range(n_layers):
+        stem = f"model.layers.{layer}"
+        sizes = {"q": heads * head_dim, "k": 2 * head_dim, "v": 2 * head_dim}
+        for name, rows in sizes.items():
+            entries[f"{stem}.self_attn.{name}_proj.weight"] = ("BF16", (rows, hidden))
+            entries[f"{stem}.self_attn.{name}_proj.bias"] = ("BF16", (rows,))
+        entries |= {
+            f"{stem}.input_layernorm.weight": ("BF16", (hidden,)),
+            f"{stem}.post_attention_layernorm.weight": ("BF16", (hidden,)),
+            f"{stem}.self_attn.o_proj.weight": ("BF16", (hidden, heads * head_dim)),
+            f"{stem}.self_attn.o_proj.bias": ("BF16", (hidden,)),
+            f"{stem}.self_attn.sinks": ("BF16", (heads,)),
+            f"{stem}.mlp.router.weight": ("BF16", (n_experts, hidden)),
+            f"{stem}.mlp.router.bias": ("BF16", (n_experts,)),
+        }
+        for name, rows, columns in (
+            ("gate_up_proj", 2 * width, hidden),
+            ("down_proj", hidden, width),
+        ):
+            place = f"{stem}.mlp.experts.{name}"
+            entries[f"{place}_bias"] = ("BF16", (n_experts, rows))
+            if is_mxfp4:
+                entries[f"{place}_blocks"] = ("U8", (n_experts, rows, columns // 32, 16))
+                entries[f"{place}_scales"] = ("U8", (n_experts, rows, columns // 32))
+            else:
+                entries[place] = ("BF16", (n_experts, columns, rows))
+    _write_folder(folder, config, entries)
+
+
+def _qwen3moe(
+    n_layers: int, n_experts: int, hidden: int, width: int, vocab: int
+) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...]]]]:
+    heads, head_dim = 8, 64
+    config: dict[str, Any] = {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
         "num_hidden_layers": n_layers, "hidden_size": hidden, "intermediate_size": 4 * hidden,
         "moe_intermediate_size": width, "num_experts": n_experts, "num_experts_per_tok": 8,
@@ -119,13 +193,21 @@ def write_bf16_folder(folder: Path, *, n_layers: int, n_experts: int, hidden: in
             f"{stem}.mlp.experts.gate_up_proj": (n_experts, 2 * width, hidden),
             f"{stem}.mlp.experts.down_proj": (n_experts, hidden, width),
         }
+    return config, {name: ("BF16", shape) for name, shape in shapes.items()}
+
+
+_ITEM_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1}
+
+
+def _write_folder(
+    folder: Path, config: dict[str, Any], entries: dict[str, tuple[str, tuple[int, ...]]]
+) -> None:
     header: dict[str, Any] = {}
     position = 0
-    for name, shape in shapes.items():
-        size = 2 * int(np.prod(shape))
-        offsets = [position, position + size]
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": offsets}
-        position += size
+    for name, (kind, shape) in entries.items():
+        end = position + _ITEM_BYTES[kind] * int(np.prod(shape))
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     text = json.dumps(header).encode()
@@ -133,5 +215,5 @@ def write_bf16_folder(folder: Path, *, n_layers: int, n_experts: int, hidden: in
         file.write(len(text).to_bytes(8, "little") + text)
         for number, entry in enumerate(header.values()):
             start, end = entry["data_offsets"]
-            for tile in _tiles(end - start, number, "bf16"):
+            for tile in _tiles(end - start, number, entry["dtype"].lower()):
                 file.write(tile)

@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from helpers.memory_group import Group, memory_group
 from helpers.random_colibri import make_model, write_random_colibri
 
 pytestmark = pytest.mark.memory
@@ -24,66 +24,10 @@ LIMIT = BUDGET + ALLOWANCE
 RUN = "import sys; from colibri_runtime.cmd_run import main; sys.exit(main(sys.argv[1:]))"
 
 
-@dataclass
-class Group:
-    """A memory cgroup of our own, and the names its version gives to things."""
-
-    folder: Path
-    limit_name: str
-    peak_name: str
-    events_name: str
-
-    def n_killed(self) -> int:
-        fields = (self.folder / self.events_name).read_text().split()
-        return int(dict(zip(fields[::2], fields[1::2], strict=True)).get("oom_kill", 0))
-
-    def peak(self) -> int:
-        return int((self.folder / self.peak_name).read_text())
-
-
-def own_group() -> tuple[Path, bool] | None:
-    """The memory cgroup this process is in, and whether it is of version 1."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            mount = Path("/sys/fs/cgroup/memory")
-            inside = mount / path.strip("/")
-            return (inside if inside.is_dir() else mount), True
-    root = Path("/sys/fs/cgroup")
-    return (root, False) if (root / "cgroup.controllers").exists() else None
-
-
 @pytest.fixture
 def group() -> Iterator[Group]:
-    try:
-        found = own_group()
-    except OSError as error:
-        pytest.skip(f"there are no cgroups here: {error}")
-    if found is None:
-        pytest.skip("neither version of memory cgroups is mounted")
-    parent, is_v1 = found
-    folder = parent / f"colibri-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made below {parent}: {error}")
-    try:
-        if is_v1:
-            group = Group(
-                folder, "memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"
-            )
-        else:
-            group = Group(folder, "memory.max", "memory.peak", "memory.events")
-        try:
-            (folder / group.limit_name).write_text(str(LIMIT))
-            for name in ("memory.memsw.limit_in_bytes", "memory.swap.max"):
-                if (folder / name).exists():
-                    (folder / name).write_text(str(LIMIT) if is_v1 else "0")
-        except OSError as error:
-            pytest.skip(f"the memory limit of {folder} cannot be set: {error}")
+    with memory_group(LIMIT) as group:
         yield group
-    finally:
-        folder.rmdir()
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,17 @@
-"""Peak memory of repacking models larger than any sensible buffer.
+"""`--memory` holds where it counts: under a cgroup limit that kills who exceeds it.
 
-Each repack runs in a child process of its own; the figure is the highest resident set of that
-process (VmHWM of proc_pid_status(5)), interpreter and libraries included. getrusage's ru_maxrss
-would not do: after a vfork it starts with the parent's peak.
+Each repack runs in a child process in a memory cgroup whose limit is the budget itself; the figure
+is the group's peak, interpreter, libraries, page cache and kernel memory included.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +19,56 @@ import pytest
 
 import colibri_format
 from colibri_format import Role
+from colibri_repack import open_source
 from helpers import synthetic_models
+from helpers.memory_group import memory_group
 
 pytestmark = pytest.mark.memory
 
-LIMIT = 400 * 10**6
-_CHILD = """
-import json, re, sys
-import colibri_repack
-report = colibri_repack.repack(sys.argv[1], sys.argv[2], quant=sys.argv[3])
-peak = int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
-print(json.dumps({"peak": peak, **report.to_record()}))
-"""
+MIB = 2**20
+BUDGET = 128 * MIB
+COMMAND = "import sys; from colibri_repack.cmd_repack import main; sys.exit(main(sys.argv[1:]))"
 
 
-def repack_in_child(source: Path, output: Path, quant: str) -> dict[str, Any]:
-    command = [sys.executable, "-c", _CHILD, str(source), str(output), quant]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    record: dict[str, Any] = json.loads(done.stdout)
-    rate = record["bytes_per_second"] / 1e6
-    print(f"{quant}: peak {record['peak'] / 1e6:.0f} MB, {rate:.0f} MB/s of output")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("memory")
+    free = shutil.disk_usage(path).free
+    if free < 8 * 10**9:
+        pytest.skip(f"needs 8 GB of free disk for models and repacks, has {free / 1e9:.1f}")
+    yield path
+    # pytest keeps folders of past runs: not this one.
+    shutil.rmtree(path)
+
+
+def repack_within(
+    budget: int, source: Path, output: Path, *options: str, **environment: str
+) -> dict[str, Any]:
+    """The report of a repack in a process that enters the group before it becomes Python."""
+    with memory_group(budget) as group:
+        script = f'echo $$ > "{group.folder}/cgroup.procs" && exec "$@"'
+        command = [sys.executable, "-c", COMMAND, str(source), str(output), "--json"]
+        done = subprocess.run(
+            ["sh", "-c", script, "sh", *command, "--memory", str(budget), *options],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment},
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        record: dict[str, Any] = json.loads(done.stdout)
+        files = source.iterdir() if source.is_dir() else [source]
+        size = sum(path.stat().st_size for path in files)
+        print(
+            f"\n{' '.join(options)}: source {size / MIB:.0f} MiB, budget {budget / MIB:.0f} MiB, "
+            f"planned {record['peak_memory_estimate_bytes'] / MIB:.0f}, peak of the cgroup "
+            f"{group.peak() / MIB:.1f} MiB; reads {record['read_mode']['mode']}, writes "
+            f"{record['write_mode']['mode']}, {record['bytes_per_second'] / 1e6:.0f} MB/s of output"
+        )
+        assert group.n_killed() == 0
+        assert group.peak() <= budget
+        assert record["peak_memory_estimate_bytes"] <= budget
     return record
-
-
-@pytest.fixture
-def roomy_path(tmp_path: Path) -> Path:
-    free = shutil.disk_usage(tmp_path).free
-    if free < 12 * 10**9:
-        pytest.skip(f"needs 12 GB of free disk for a model and its repack, has {free / 1e9:.1f}")
-    return tmp_path
 
 
 def read(path: Path, offset: int, size: int) -> bytes:
@@ -55,49 +77,91 @@ def read(path: Path, offset: int, size: int) -> bytes:
         return file.read(size)
 
 
-def test_peak_memory_of_a_pass_through_is_far_below_one_tensor(roomy_path: Path) -> None:
-    source, output = roomy_path / "m.gguf", roomy_path / "m.colibri"
-    n_layers, n_experts, hidden, width = 3, 160, 2048, 768
-    synthetic_models.write_gguf(
-        source, n_layers=n_layers, n_experts=n_experts, hidden=hidden, width=width
-    )
+def test_model_ten_times_the_budget_passes_through(folder: Path) -> None:
+    source, output = folder / "m.gguf", folder / "m.colibri"
+    n_experts, hidden, width = 96, 2048, 768
+    synthetic_models.write_gguf(source, n_layers=2, n_experts=n_experts, hidden=hidden, width=width)
     matrix = width * hidden * 2
-    assert source.stat().st_size > 4 * 10**9
-    assert n_experts * matrix > LIMIT
+    assert source.stat().st_size > 10 * BUDGET
+    assert n_experts * matrix > BUDGET
 
-    record = repack_in_child(source, output, "keep")
-
-    from colibri_repack import open_source
+    repack_within(BUDGET, source, output, "--quant", "keep")
 
     tensors = open_source(source).tensors
     with colibri_format.open(output) as file:
-        for layer, expert in ((0, 0), (1, 77), (2, 159)):
+        for layer, expert in ((0, 0), (1, 77), (1, 95)):
             data = file.expert(layer, expert).read()
             for number, matrix_name in enumerate(("gate", "up", "down")):
                 tensor = tensors[f"blk.{layer}.ffn_{matrix_name}_exps.weight"]
                 expected = read(source, tensor.offset + expert * matrix, matrix)
                 assert data[number * matrix : (number + 1) * matrix].tobytes() == expected
-    assert record["peak"] < LIMIT
-    assert record["peak"] < record["peak_memory_estimate_bytes"]
+    output.unlink()
     source.unlink()
+
+
+MODELS: dict[str, tuple[Any, dict[str, Any], list[tuple[str, ...]]]] = {
+    "bf16": (
+        synthetic_models.write_bf16_folder,
+        {"n_layers": 2, "n_experts": 72},
+        [("--quant", "q4_k"), ("--quant", "q8_0", "--layout", "x16"), ("--quant", "f32")],
+    ),
+    "fp8": (
+        synthetic_models.write_fp8_folder,
+        {"n_layers": 3, "n_experts": 96},
+        [("--fp8", "bf16"), ("--quant", "q4_k")],
+    ),
+    "mxfp4": (
+        synthetic_models.write_gpt_oss_folder,
+        {"n_layers": 6, "n_experts": 96, "is_mxfp4": True},
+        [()],
+    ),
+    "turned": (
+        synthetic_models.write_gpt_oss_folder,
+        {"n_layers": 2, "n_experts": 72, "is_mxfp4": False},
+        [("--quant", "q4_k")],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_model_ten_times_the_budget_is_decoded_and_quantised(folder: Path, kind: str) -> None:
+    write, sizes, runs = MODELS[kind]
+    source, output = folder / kind, folder / f"{kind}.colibri"
+    write(source, hidden=2048, width=768, vocab=20_000, **sizes)
+    assert (source / "model.safetensors").stat().st_size > 10 * BUDGET
+
+    for options in runs:
+        repack_within(BUDGET, source, output, *options)
+
+        with colibri_format.open(output) as file:
+            up = file.expert(0, 50).layout.segment(Role.UP)
+            assert up is not None
+            assert file.expert(1, 50).read().any()
+        output.unlink()
+    shutil.rmtree(source)
+
+
+def test_numpy_alone_keeps_within_the_budget(folder: Path) -> None:
+    source, output = folder / "small", folder / "small.colibri"
+    synthetic_models.write_bf16_folder(
+        source, n_layers=1, n_experts=8, hidden=1024, width=256, vocab=2000
+    )
+
+    repack_within(BUDGET + 64 * MIB, source, output, "--quant", "q4_k", COLIBRI_NO_NATIVE="1")
+
     output.unlink()
 
 
-def test_peak_memory_of_quantising_is_far_below_one_tensor(roomy_path: Path) -> None:
-    source, output = roomy_path / "hf", roomy_path / "m.colibri"
-    synthetic_models.write_bf16_folder(
-        source, n_layers=1, n_experts=128, hidden=2048, width=768, vocab=40_000
-    )
-    assert (source / "model.safetensors").stat().st_size > 1.5 * 10**9
+def test_smallest_budget_that_the_error_names_works(folder: Path) -> None:
+    source, output = folder / "least.gguf", folder / "least.colibri"
+    synthetic_models.write_gguf(source, n_layers=1, n_experts=96, hidden=2048, width=768)
+    command = [sys.executable, "-c", COMMAND, str(source), str(output), "--memory", "32M"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    record = repack_in_child(source, output, "q8_0")
+    assert done.returncode == 2
+    assert "error[budget-too-small]" in done.stderr
+    least = int(done.stderr.split("--memory ")[1].split("M")[0]) * MIB
+    record = repack_within(least, source, output)
 
-    with colibri_format.open(output) as file:
-        up = file.expert(0, 100).layout.segment(Role.UP)
-        assert up is not None
-        assert up.dtype.name == "q8_0"
-        assert file.expert(0, 100).read().any()
-    assert record["peak"] < LIMIT
-    assert record["peak"] < record["peak_memory_estimate_bytes"]
-    shutil.rmtree(source)
+    assert record["peak_memory_estimate_bytes"] <= least
     output.unlink()

@@ -17,8 +17,6 @@ from colibri_repack.plan_advice import (
     padding_share,
     padding_shares,
 )
-from colibri_repack.quantise import Quant
-from colibri_repack.time_estimate import estimate_time
 from helpers import family_states as f
 from helpers.family_gguf import gguf_of
 from helpers.gguf_models import gguf_model
@@ -27,7 +25,7 @@ from helpers.random_models import CONFIGS, random_state
 from helpers.safetensors_builder import write_folder
 
 Capture = pytest.CaptureFixture[str]
-TIMES = ("uuid", "seconds", "estimated_seconds", "bytes_per_second")
+TIMES = ("uuid", "seconds", "seconds_estimate", "seconds_estimate_from", "bytes_per_second")
 
 
 def layout_of(rows: int, columns: int, dtype: str = "q8_0") -> Layout:
@@ -75,7 +73,7 @@ def test_the_run_lands_on_what_the_dry_run_said(
     planned, written = both(sources(tmp_path)[name], output, capsys, *options)
 
     assert planned["file_size"] == output.stat().st_size
-    assert planned["estimated_seconds"] > 0
+    assert planned["seconds_estimate"] > 0
     assert {k: v for k, v in planned.items() if k not in TIMES} == {
         k: written[k] for k in planned if k not in TIMES
     }
@@ -166,14 +164,3 @@ def test_an_index_above_100_mib_says_what_is_cut_too_fine() -> None:
     assert "4096 bytes each" in text
     assert f"4 of them in one make the index {size // 4} bytes" in text
     assert index_advice(MAX_GOOD_INDEX, 1, 1, 1) == ""
-
-
-def test_an_estimate_counts_both_disk_and_work(tmp_path: Path) -> None:
-    source = quant_model(DTYPES["f32"]).write(tmp_path / "in.gguf")
-
-    kept = estimate_time(plan(source))
-    made = estimate_time(plan(source, RepackOptions(quant=Quant.Q4_K)))
-
-    assert kept.compute_seconds == 0
-    assert made.compute_seconds > 0
-    assert kept.disk_seconds > made.disk_seconds > 0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import colibri_format as cf
+from colibri_format.ends import derive_uuid
 from colibri_format.header import (
     COPIED_REGIONS,
     Incompat,
@@ -19,7 +20,6 @@ from colibri_format.header import (
     place_regions,
 )
 from colibri_format.layout import PAGE
-from colibri_format.writer import derive_uuid
 from forge import Forge
 
 F32, Q8_0 = cf.DTYPES["f32"], cf.DTYPES["q8_0"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from .journal import FoundJournal, ItemKind, JournalRecord, journal_path, read_j
 from .layout import block_seed, file_seed, tensor_seed
 from .output import OutputFile
 from .plan import FilePlan
+from .tables import encode_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,25 @@ def find_unfinished(
     if not all(output.is_whole for output in outputs):
         return Unfinished(notes=("a part of the unfinished work is gone: begun anew",))
     return _verified(records, plan, outputs)
+
+
+def with_plan(resume: Resume, plan: FilePlan, volumes: Sequence[Path]) -> Resume:
+    """`resume` with facts more: a digest of everything that `plan` says, and where volumes go."""
+    digest = xxhash.xxh3_128()
+    for data in (
+        repr((plan.geometry, plan.file_size, plan.incompat)).encode(),
+        encode_tables(plan.tables),
+        plan.metadata,
+        plan.index.tobytes(),
+        plan.expert_layouts.tobytes(),
+        plan.block_volumes.tobytes(),
+    ):
+        digest.update(data)
+    facts = {**resume.facts, "plan": digest.hexdigest()}
+    for number, path in enumerate(volumes, 1):
+        folder = str(path.parent.absolute()).encode("utf-8", "backslashreplace").decode()
+        facts[f"volume {number}"] = folder
+    return dataclasses.replace(resume, facts=facts)
 
 
 def _differs(path: Path, output: OutputFile, differences: list[str]) -> StorageError:

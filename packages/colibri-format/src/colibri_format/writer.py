@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from uuid import UUID
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from .blockindex import BlockIndex, digest_volume
 from .checkpoints import Checkpoints, Resume
-from .checksum import Buffer, checksum
+from .checksum import Buffer
+from .ends import FileEnds, encode_ends
 from .errors import StorageError, UsageError
-from .header import (
-    COPIED_REGIONS,
-    Incompat,
-    Region,
-    RegionExtent,
-    Superblock,
-    encode_superblock,
-)
 from .journal import ItemKind, Journal, JournalRecord, journal_path, read_journal
-from .layout import PAGE, Volume, block_seed, file_seed, tensor_seed
+from .layout import PAGE, block_seed, file_seed, tensor_seed
 from .output import OutputFile
 from .plan import FilePlan
 from .sink import Sink
-from .tables import encode_tables
-from .unfinished import Unfinished, find_unfinished
-from .volume import VOLUME_SUFFIX, VolumePage, encode_page
+from .unfinished import Unfinished, find_unfinished, with_plan
+from .volume import VOLUME_SUFFIX
 from .write_behind import BUFFER_BYTES
 
 
@@ -75,7 +64,7 @@ class Writer:
         self.volume_paths = volume_paths(self.path, plan, volume_folders)
         self.notes: tuple[str, ...] = ()
         self._overwrite = overwrite
-        self._resume = None if resume is None else with_plan(resume, plan)
+        self._resume = None if resume is None else with_plan(resume, plan, self.volume_paths)
         self._buffer_bytes = buffer_bytes
         self._outputs: list[OutputFile] = []
         self._checkpoints: Checkpoints | None = None
@@ -205,7 +194,7 @@ class Writer:
         if self._missing():
             return False
         to_publish = []
-        for output, page in zip(self._outputs, self._first_pages(), strict=True):
+        for output, page in zip(self._outputs, self._encode_ends().pages, strict=True):
             if not output.is_empty:
                 if not output.is_whole or output.read_at(0, PAGE) != page:
                     return False
@@ -392,93 +381,30 @@ class Writer:
             elif self._resume is not None:
                 journal_path(self.path).unlink(missing_ok=True)
 
+    def _encode_ends(self) -> FileEnds:
+        ends = encode_ends(self.plan, self._block_sums, self._tensor_sums, self._file_sums)
+        self._uuid = ends.uuid
+        return ends
+
     def _write_ends(self) -> None:
         """Writes what stands around the data; the pages that make files valid come last."""
         if self._checkpoints is not None:
             self._checkpoints.finish()
-        regions = self._encode_regions(self._final_volumes())
+        ends = self._encode_ends()
         main = self._outputs[0]
-        pages = self._first_pages()
-        for region, data in regions.items():
+        for region, data in ends.regions.items():
             for offset in self.plan.regions[region]:
                 main.write_at(offset, data)
-        for output, page in zip(self._outputs, pages, strict=True):
+        for output, page in zip(self._outputs, ends.pages, strict=True):
             output.write_at(output.size - PAGE, page)
             output.flush()
             output.sync()
-        for output, page in zip(reversed(self._outputs), reversed(pages), strict=True):
+        for output, page in zip(reversed(self._outputs), reversed(ends.pages), strict=True):
             output.write_at(0, page)
             output.flush()
             output.sync()
         if self._checkpoints is not None:
             self._checkpoints.journal.append([JournalRecord(ItemKind.PUBLISH, 0, 0, 0, 0)])
-
-    def _final_volumes(self) -> tuple[Volume, ...]:
-        block_index = BlockIndex(
-            self.plan.index, self._block_sums, self.plan.expert_layouts, self.plan.block_volumes
-        )
-        return tuple(
-            dataclasses.replace(volume, digest=digest_volume(block_index, n))
-            for n, volume in enumerate(self.plan.volumes, 1)
-        )
-
-    def _first_pages(self) -> list[bytes]:
-        """The page that each file starts and ends with: the file's own first, then its volumes'."""
-        volumes = self._final_volumes()
-        align_log2 = self.plan.geometry.alignment.bit_length() - 1
-        return [
-            self._encode_superblock(self._encode_regions(volumes)),
-            *(
-                encode_page(VolumePage(n, volume, align_log2))
-                for n, volume in enumerate(volumes, 1)
-            ),
-        ]
-
-    def _encode_superblock(self, regions: Mapping[Region, bytes]) -> bytes:
-        extents = []
-        for region in Region:
-            offset, copy_offset = self.plan.regions[region]
-            data = regions.get(region)
-            length = self.plan.region_lengths[region]
-            extents.append(RegionExtent(offset, copy_offset, length, checksum(data) if data else 0))
-        self._uuid = derive_uuid([regions[r] for r in COPIED_REGIONS if r in regions])
-        geometry = self.plan.geometry
-        return encode_superblock(
-            Superblock(
-                self._uuid,
-                self.plan.file_size,
-                geometry.n_layers,
-                geometry.n_experts,
-                geometry.alignment.bit_length() - 1,
-                tuple(extents),
-                int(self.plan.incompat),
-            )
-        )
-
-    def _encode_regions(self, volumes: tuple[Volume, ...]) -> dict[Region, bytes]:
-        tables = dataclasses.replace(
-            self.plan.tables,
-            tensors=tuple(
-                dataclasses.replace(tensor, checksum=self._tensor_sums[n])
-                for n, tensor in enumerate(self.plan.tensors)
-            ),
-            files=tuple(
-                dataclasses.replace(file, checksum=self._file_sums[n])
-                for n, file in enumerate(self.plan.files)
-            ),
-            volumes=volumes,
-        )
-        regions = {
-            Region.INDEX: self.plan.index.tobytes(),
-            Region.CHECKSUMS: self._block_sums.astype("<u8").tobytes(),
-            Region.TABLES: encode_tables(tables),
-            Region.METADATA: self.plan.metadata,
-        }
-        if self.plan.incompat & Incompat.MIXED_LAYOUTS:
-            regions[Region.EXPERT_LAYOUTS] = self.plan.expert_layouts.astype("<u2").tobytes()
-        if self.plan.incompat & Incompat.STRIPED:
-            regions[Region.VOLUME_MAP] = self.plan.block_volumes.astype("<u2").tobytes()
-        return regions
 
 
 def volume_paths(
@@ -501,21 +427,6 @@ def volume_paths(
         folder / f"{path.stem}.{volume.label}{VOLUME_SUFFIX}"
         for folder, volume in zip(chosen, plan.volumes, strict=True)
     )
-
-
-def with_plan(resume: Resume, plan: FilePlan) -> Resume:
-    """`resume` with a fact more: a digest of everything that `plan` says."""
-    digest = xxhash.xxh3_128()
-    for data in (
-        repr((plan.geometry, plan.file_size, plan.incompat)).encode(),
-        encode_tables(plan.tables),
-        plan.metadata,
-        plan.index.tobytes(),
-        plan.expert_layouts.tobytes(),
-        plan.block_volumes.tobytes(),
-    ):
-        digest.update(data)
-    return dataclasses.replace(resume, facts={**resume.facts, "plan": digest.hexdigest()})
 
 
 def _item_starts(plan: FilePlan) -> list[NDArray[np.uint64]]:
@@ -541,14 +452,3 @@ def _is_file(path: Path, size: int, page: bytes) -> bool:
             return os.fstat(file.fileno()).st_size == size and file.read(PAGE) == page
     except OSError:
         return False
-
-
-def derive_uuid(regions: Sequence[bytes]) -> UUID:
-    """The UUID of the content that these regions, in order of their numbers, tell of (spec, 13)."""
-    digest = xxhash.xxh3_128()
-    for data in regions:
-        digest.update(data)
-    number = int.from_bytes(digest.digest(), "big")
-    number = number & ~(0xF << 76) | 8 << 76
-    number = number & ~(0x3 << 62) | 2 << 62
-    return UUID(int=number)

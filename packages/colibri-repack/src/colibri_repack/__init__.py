@@ -1,13 +1,15 @@
 """Repacks safetensors and GGUF checkpoints into .colibri files within a memory limit."""
 
 from .api import plan, repack
+from .convert import Converted
 from .decoding import Fp8Form
-from .errors import ExportError, RepackError, SourceError
+from .errors import ExportError, MemoryBudgetError, RepackError, SourceError
 from .facts import BlockSize, FileFacts, LayerTypes, TypeTotal, facts_of_file, facts_of_plan
 from .families import FAMILIES, Checkpoint, Family, read_checkpoint
 from .gguf_export import ExportPlan, ExportReport, export, plan_export
 from .imatrix import Imatrix
 from .kernel_layout import KernelLayout
+from .memory_plan import MemoryPlan
 from .quantise import Quant
 from .recode import quantise_q8_0, recode
 from .repack_plan import RepackOptions, RepackPlan, plan_repack
@@ -15,11 +17,14 @@ from .report import RepackReport
 from .routing_trace import RoutingTrace, read_trace
 from .sources import Source, SourceTensor, open_source
 from .striping import VolumeFolder
+from .time_estimate import Estimate, estimate_time
 
 __all__ = [
     "FAMILIES",
     "BlockSize",
     "Checkpoint",
+    "Converted",
+    "Estimate",
     "ExportError",
     "ExportPlan",
     "ExportReport",
@@ -29,6 +34,8 @@ __all__ = [
     "Imatrix",
     "KernelLayout",
     "LayerTypes",
+    "MemoryBudgetError",
+    "MemoryPlan",
     "Quant",
     "RepackError",
     "RepackOptions",
@@ -40,6 +47,7 @@ __all__ = [
     "SourceTensor",
     "TypeTotal",
     "VolumeFolder",
+    "estimate_time",
     "export",
     "facts_of_file",
     "facts_of_plan",

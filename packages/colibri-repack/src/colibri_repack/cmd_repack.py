@@ -33,7 +33,7 @@ from .repack_plan import RepackOptions
 from .report import RepackReport
 from .routing_trace import read_trace
 from .striping import VolumeFolder
-from .time_estimate import DISK_BYTES_PER_SECOND, TimeEstimate, estimate_time
+from .time_estimate import Estimate, estimate_time
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,8 +76,7 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 memory_bytes=arguments.memory,
             )
             planned = plan(source, options)
-            estimate = estimate_time(planned)
-            report = RepackReport.of(planned, Path(source), output, estimate=estimate)
+            report = RepackReport.of(planned, Path(source), output, estimate=estimate_time(planned))
     else:
         with progress_bar("repacking", is_quiet=arguments.json) as progress:
             report = repack(
@@ -117,9 +116,9 @@ def _print_report(report: RepackReport) -> None:
             rows.append(("gone on with", f"{there} of an interrupted run"))
         rows.append(("written to", str(report.output)))
     else:
-        rows.append(("peak memory", f"about {format_size(report.peak_memory_bytes)}"))
+        rows.append(("peak memory", f"at most {format_size(report.peak_memory_bytes)}"))
         if report.estimate is not None:
-            rows.append(("time", _estimate_text(report.estimate)))
+            rows.append(("time", f"about {_duration(report.estimate)}"))
         rows.append(("written to", "nothing: --dry-run"))
     print_rows(rows)
     console = new_console()
@@ -129,18 +128,18 @@ def _print_report(report: RepackReport) -> None:
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
 
+def _duration(found: Estimate) -> str:
+    seconds = max(round(found.seconds), 1)
+    hours, minutes = seconds // 3600, seconds // 60 % 60
+    text = f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds % 60:02} s"
+    return f"{text if seconds >= 60 else f'{seconds} s'}, given {found.basis}"
+
+
 def _modes(report: RepackReport) -> str:
     if report.converted is None:
         return "none"
     modes = report.converted.read_mode, report.converted.write_mode
     return ", ".join(mode if mode == "direct" else f"{mode} ({why})" for mode, why in modes)
-
-
-def _estimate_text(estimate: TimeEstimate) -> str:
-    return (
-        f"about {estimate.seconds:.1f} s: {estimate.disk_seconds:.1f} s where the disk brings and "
-        f"takes {format_size(DISK_BYTES_PER_SECOND)}/s, {estimate.compute_seconds:.1f} s of work"
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

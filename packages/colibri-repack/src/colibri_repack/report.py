@@ -10,7 +10,7 @@ from uuid import UUID
 from .convert import Converted
 from .facts import FileFacts, facts_of_plan
 from .repack_plan import RepackPlan
-from .time_estimate import TimeEstimate
+from .time_estimate import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class RepackReport:
     warnings: tuple[str, ...]
     converted: Converted | None = None
     seconds: float | None = None
-    estimate: TimeEstimate | None = None
+    estimate: Estimate | None = None
 
     @property
     def uuid(self) -> UUID | None:
@@ -43,7 +43,7 @@ class RepackReport:
         *,
         converted: Converted | None = None,
         seconds: float | None = None,
-        estimate: TimeEstimate | None = None,
+        estimate: Estimate | None = None,
     ) -> RepackReport:
         """The report on `plan`, carried out in `seconds` or not at all."""
         checkpoint = plan.checkpoint
@@ -79,7 +79,6 @@ class RepackReport:
             **self.facts.to_record(),
             "payload_bytes": self.payload_bytes,
             "peak_memory_estimate_bytes": self.peak_memory_bytes,
-            "estimated_seconds": None if self.estimate is None else self.estimate.seconds,
             "seconds": self.seconds,
             "bytes_per_second": self.bytes_per_second,
             **self._io_record(),
@@ -90,7 +89,11 @@ class RepackReport:
     def _io_record(self) -> dict[str, Any]:
         done = self.converted
         if done is None:
-            return {}
+            found = self.estimate
+            return {
+                "seconds_estimate": None if found is None else found.seconds,
+                "seconds_estimate_from": None if found is None else found.basis,
+            }
         return {
             "resumed_bytes": done.resumed_bytes,
             "read_mode": {"mode": done.read_mode[0], "reason": done.read_mode[1]},

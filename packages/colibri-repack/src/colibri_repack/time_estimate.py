@@ -1,8 +1,11 @@
-"""How long a planned repack will take, told before it starts."""
+"""How long a repack will take: conversions timed here and now, a disk that is assumed."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,68 +14,87 @@ import numpy as np
 from colibri_format import DTYPES, DType
 
 from .part_plan import Conversion
-from .recode import is_slow, recode
+from .recode import default_threads, is_slow, recode
 from .repack_plan import RepackPlan
-from .row_groups import interleave_rows
 
-# Nothing is read or written to find out how fast the disk is.
 DISK_BYTES_PER_SECOND: Final = 10**9
-_ELEMENTS: Final = 2**18
-_SLOW_ELEMENTS: Final = 2**13
-_INTERLEAVE_COLUMNS: Final = 1024
+"""Assumed of a disk, reading as well as writing: what an NVMe disk holds for long."""
+_SAMPLE_ELEMENTS: Final = 2**18
+_SLOW_SAMPLE_ELEMENTS: Final = 2**14
+
+Pair = tuple[str, str]
+"""Encodings before and after a conversion."""
 
 
 @dataclass(frozen=True, slots=True)
-class TimeEstimate:
-    """`disk_seconds` at `DISK_BYTES_PER_SECOND` for reading and the same for writing.
+class Estimate:
+    """`seconds` of a whole repack, and in words what they rest on."""
 
-    `compute_seconds` for converting and interleaving, from a sample of each conversion that was
-    timed on this machine just now; the two take turns.
+    seconds: float
+    basis: str
+
+
+def estimate_time(plan: RepackPlan) -> Estimate:
+    """The time that carrying out `plan` takes here; times each conversion for some milliseconds."""
+    elements = _elements(plan)
+    costs = {pair: time_conversion(DTYPES[pair[0]], DTYPES[pair[1]]) for pair in elements}
+    n_cores = min(default_threads(), plan.memory.n_workers)
+    seconds = plan_seconds(plan, costs, n_cores)
+    basis = f"a disk that reads and writes {DISK_BYTES_PER_SECOND / 1e9:.0f} GB/s"
+    if costs:
+        basis += f", conversions as timed now on {n_cores} cores"
+    return Estimate(seconds, basis)
+
+
+def plan_seconds(
+    plan: RepackPlan,
+    costs: Mapping[Pair, float],
+    n_cores: int,
+    disk_bytes_per_second: float = DISK_BYTES_PER_SECOND,
+) -> float:
+    """Seconds of `plan`, of which reading, converting and writing overlap; touches nothing.
+
+    `costs` are seconds an element on one core.
     """
-
-    disk_seconds: float
-    compute_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """Both together."""
-        return self.disk_seconds + self.compute_seconds
+    n_read = sum(_read_bytes(plan))
+    n_written = plan.file.file_size + sum(volume.file_size for volume in plan.file.volumes)
+    disk = (n_read + n_written) / disk_bytes_per_second
+    compute = sum(n * costs[pair] for pair, n in _elements(plan).items()) / n_cores
+    return max(disk, compute)
 
 
-def estimate_time(plan: RepackPlan) -> TimeEstimate:
-    """The estimate for `plan`; times a sample of each conversion, some hundredths of a second."""
-    recoded: dict[tuple[DType, DType, bool], int] = {}
-    interleaved: dict[DType, int] = {}
-    read = 0
+def time_conversion(
+    source: DType, target: DType, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds an element that converting numbers of middling size takes on one core."""
+    n = _SLOW_SAMPLE_ELEMENTS if is_slow() else _SAMPLE_ELEMENTS
+    values = np.random.default_rng(0).standard_normal(n, np.float32)
+    data = recode(values.view(np.uint8), DTYPES["f32"], source, n_threads=1)
+    seconds = []
+    for _ in range(2):
+        start = clock()
+        recode(data, source, target, n_threads=1)
+        seconds.append(clock() - start)
+    return min(seconds) / n
+
+
+def _elements(plan: RepackPlan) -> Counter[Pair]:
+    """How many elements go from which encoding to which."""
+    found: Counter[Pair] = Counter()
     for part in plan.parts:
-        read += part.source.size
         if part.conversion is Conversion.RECODE:
-            key = part.source.dtype, part.dtype, part.importance is not None
-            n = part.source.size // part.source.dtype.block_bytes * part.source.dtype.block_elements
-            recoded[key] = recoded.get(key, 0) + n
-        if part.row_interleave:
-            interleaved[part.dtype] = interleaved.get(part.dtype, 0) + part.size
-    compute = sum(_recode_seconds(*key) * n for key, n in recoded.items())
-    compute += sum(_interleave_seconds(dtype) * size for dtype, size in interleaved.items())
-    return TimeEstimate((read + plan.file.file_size) / DISK_BYTES_PER_SECOND, compute)
+            pair = part.source.dtype.name, part.dtype.name
+            found[pair] += math.prod(part.source.shape)
+    return found
 
 
-def _recode_seconds(source: DType, target: DType, is_weighed: bool) -> float:
-    """Seconds an element, all threads at work."""
-    n = _SLOW_ELEMENTS if is_slow() else _ELEMENTS
-    values = np.random.default_rng(0).standard_normal(n, np.float32) * np.float32(0.02)
-    data = values.view(np.uint8)
-    if source.name != "f32":
-        data = recode(data, DTYPES["f32"], source)
-    weights = np.ones(1024, np.float32) if is_weighed else None
-    start = time.perf_counter()
-    recode(data, source, target, columns=1024 if is_weighed else 0, weights=weights)
-    return (time.perf_counter() - start) / n
-
-
-def _interleave_seconds(dtype: DType) -> float:
-    """Seconds a byte."""
-    data = np.zeros(dtype.size_bytes((64 if is_slow() else 1024, _INTERLEAVE_COLUMNS)), np.uint8)
-    start = time.perf_counter()
-    interleave_rows(data, dtype, _INTERLEAVE_COLUMNS)
-    return (time.perf_counter() - start) / data.size
+def _read_bytes(plan: RepackPlan) -> list[int]:
+    """Bytes read for each part: of its own tensor's encoding, decoded or not."""
+    sizes = []
+    for part in plan.parts:
+        source = part.source
+        n = math.prod(source.shape)
+        dtype = source.tensor.dtype
+        is_packed = source.decoder is not None and source.dtype.is_quantised
+        sizes.append(source.size if is_packed else n // dtype.block_elements * dtype.block_bytes)
+    return sizes
