@@ -7,6 +7,7 @@ would not do: after a vfork it starts with the parent's peak.
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 import colibri_format
+import colibri_repack
 from colibri_format import Role
 from helpers import synthetic_models
 
@@ -101,3 +103,27 @@ def test_peak_memory_of_quantising_is_far_below_one_tensor(roomy_path: Path) -> 
     assert record["peak"] < record["peak_memory_estimate_bytes"]
     shutil.rmtree(source)
     output.unlink()
+
+
+_EXPORT_CHILD = """
+import json, re, sys
+import colibri_repack
+report = colibri_repack.export(sys.argv[1], sys.argv[2])
+peak = int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+print(json.dumps({"peak": peak, **report.to_record()}))
+"""
+
+
+def test_peak_memory_of_an_export_is_far_below_one_tensor(roomy_path: Path) -> None:
+    source, packed, output = (roomy_path / name for name in ("m.gguf", "m.colibri", "out.gguf"))
+    synthetic_models.write_gguf(source, n_layers=1, n_experts=160, hidden=2048, width=768)
+    colibri_repack.repack(source, packed)
+
+    command = [sys.executable, "-c", _EXPORT_CHILD, str(packed), str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    record = json.loads(done.stdout)
+    rate = record["bytes_per_second"] / 1e6
+    print(f"export: peak {record['peak'] / 1e6:.0f} MB, {rate:.0f} MB/s")
+    assert record["peak"] < LIMIT
+    assert filecmp.cmp(source, output, shallow=False)

@@ -41,19 +41,26 @@ class TimeEstimate:
 
 def estimate_time(plan: RepackPlan) -> TimeEstimate:
     """The estimate for `plan`; times a sample of each conversion, some hundredths of a second."""
-    recoded: dict[tuple[DType, DType, bool], int] = {}
-    interleaved: dict[DType, int] = {}
+    recoded: dict[tuple[str, str, bool], int] = {}
+    interleaved: dict[str, int] = {}
     read = 0
     for part in plan.parts:
-        read += part.source.size
+        source = part.source.dtype
         if part.conversion is Conversion.RECODE:
-            key = part.source.dtype, part.dtype, part.importance is not None
-            n = part.source.size // part.source.dtype.block_bytes * part.source.dtype.block_elements
-            recoded[key] = recoded.get(key, 0) + n
+            size = part.source.size
+            key = source.name, part.dtype.name, part.importance is not None
+            n_elements = size // source.block_bytes * source.block_elements
+            recoded[key] = recoded.get(key, 0) + n_elements
+        else:
+            size = part.size
+        read += size
         if part.row_interleave:
-            interleaved[part.dtype] = interleaved.get(part.dtype, 0) + part.size
-    compute = sum(_recode_seconds(*key) * n for key, n in recoded.items())
-    compute += sum(_interleave_seconds(dtype) * size for dtype, size in interleaved.items())
+            interleaved[part.dtype.name] = interleaved.get(part.dtype.name, 0) + part.size
+    compute = sum(
+        _recode_seconds(DTYPES[source], DTYPES[target], is_weighed) * n
+        for (source, target, is_weighed), n in recoded.items()
+    )
+    compute += sum(_interleave_seconds(DTYPES[name]) * size for name, size in interleaved.items())
     return TimeEstimate((read + plan.file.file_size) / DISK_BYTES_PER_SECOND, compute)
 
 
