@@ -14,13 +14,16 @@ def contents(path: Path) -> dict[str, tuple[str, bytes]]:
     found: dict[str, tuple[str, bytes]] = {}
     with colibri_format.open(path) as file:
         for tensor in file.tensors.values():
-            found[tensor.name] = (tensor.dtype.name, file.tensor(tensor.name).read().tobytes())
+            found[tensor.name] = (
+                tensor.dtype.name,
+                file.tensor(tensor.name).read_plain().tobytes(),
+            )
         suffix = "_exps" if file.geometry.n_experts > 1 else ""
         for layer, expert in np.argwhere(file.index["size"]).tolist():
             block = file.expert(layer, expert)
             data = block.read()
             for segment in block.segments:
                 name = f"blk.{layer}.ffn_{segment.role.name.lower()}{suffix}.weight"
-                part = data[segment.offset : segment.offset + segment.size].tobytes()
+                part = block.plain(segment, data).tobytes()
                 found[name] = (segment.dtype.name, found.get(name, ("", b""))[1] + part)
     return found

@@ -6,6 +6,7 @@ is the group's peak, interpreter, libraries, page cache and kernel memory includ
 
 from __future__ import annotations
 
+import filecmp
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 import colibri_format
+import colibri_repack
 from colibri_format import Role
 from colibri_repack import open_source
 from helpers import synthetic_models
@@ -165,3 +167,27 @@ def test_smallest_budget_that_the_error_names_works(folder: Path) -> None:
 
     assert record["peak_memory_estimate_bytes"] <= least
     output.unlink()
+
+
+_EXPORT_CHILD = """
+import json, re, sys
+import colibri_repack
+report = colibri_repack.export(sys.argv[1], sys.argv[2])
+peak = int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+print(json.dumps({"peak": peak, **report.to_record()}))
+"""
+
+
+def test_peak_memory_of_an_export_is_far_below_one_tensor(roomy_path: Path) -> None:
+    source, packed, output = (roomy_path / name for name in ("m.gguf", "m.colibri", "out.gguf"))
+    synthetic_models.write_gguf(source, n_layers=1, n_experts=160, hidden=2048, width=768)
+    colibri_repack.repack(source, packed)
+
+    command = [sys.executable, "-c", _EXPORT_CHILD, str(packed), str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    record = json.loads(done.stdout)
+    rate = record["bytes_per_second"] / 1e6
+    print(f"export: peak {record['peak'] / 1e6:.0f} MB, {rate:.0f} MB/s")
+    assert record["peak"] < 150 * MIB  # one tensor of the model takes 150 MB and more
+    assert filecmp.cmp(source, output, shallow=False)

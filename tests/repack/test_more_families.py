@@ -39,7 +39,7 @@ def check_file(path: Path, family: str, quant: str) -> None:
             dtype, data = raw(array, quant, is_matrix(name))
             tensor = file.tensor(name)
             assert (tensor.dtype.name, tensor.shape) == (dtype, array.shape), name
-            assert tensor.read().tobytes() == data, name
+            assert tensor.read_plain().tobytes() == data, name
             layer = int(name.split(".")[1]) if name.startswith("blk.") else None
             assert file.tensors[name].layer == layer
         assert check_experts(file, experts, quant) == len(experts)
@@ -57,7 +57,7 @@ def check_experts(file: Reader, experts: dict[tuple[int, int, str], Array], quan
                 array = experts[layer, expert, segment.role.name.lower()]
                 dtype, expected = raw(array, quant, array.ndim == 2)
                 assert (segment.dtype.name, segment.shape) == (dtype, array.shape)
-                got = data[segment.offset : segment.offset + segment.size].tobytes()
+                got = block.plain(segment, data).tobytes()
                 assert got == expected, (layer, expert, segment.role)
                 n_parts += 1
     return n_parts
@@ -138,7 +138,7 @@ def test_experts_of_every_ggml_type_keep_their_bits(tmp_path: Path, ggml_id: int
     repack(builder.write(tmp_path / "in.gguf"), tmp_path / "out.colibri")
 
     with colibri_format.open(tmp_path / "out.colibri") as file:
-        assert file.tensor("blk.0.attn_q.weight").read().tobytes() == dense
+        assert file.tensor("blk.0.attn_q.weight").read_plain().tobytes() == dense
         for expert in range(3):
             block = file.expert(0, expert)
             data = block.read()
@@ -146,7 +146,7 @@ def test_experts_of_every_ggml_type_keep_their_bits(tmp_path: Path, ggml_id: int
                 assert segment.dtype is dtype
                 stack = stacks[segment.role.name.lower()]
                 expected = stack[expert * segment.size : (expert + 1) * segment.size]
-                assert data[segment.offset : segment.offset + segment.size].tobytes() == expected
+                assert block.plain(segment, data).tobytes() == expected
 
 
 def test_factors_of_nvfp4_experts_are_scale_segments(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_bfloat16_checkpoint_keeps_its_bytes(tmp_path: Path) -> None:
             data = block.read()
             for s in block.segments:
                 expected = entry(bf16(experts[2, expert, s.role.name.lower()]))[2]
-                assert data[s.offset : s.offset + s.size].tobytes() == expected
+                assert block.plain(s, data).tobytes() == expected
 
 
 @pytest.mark.parametrize(

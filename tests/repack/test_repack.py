@@ -57,13 +57,13 @@ def test_demo_model_passes_through_bit_for_bit(tmp_path: Path) -> None:
                 for segment in block.segments:
                     name = f"blk.{layer}.ffn_{segment.role.name.lower()}_exps.weight"
                     expected = source[name][expert].tobytes()
-                    got = data[segment.offset : segment.offset + segment.size].tobytes()
+                    got = block.plain(segment, data).tobytes()
                     assert got == expected, (layer, expert, segment.role)
                     assert segment.dtype.name == "q8_0"
         dense = {name: data for name, data in source.items() if "_exps" not in name}
         assert set(file.tensors) == set(dense)
         for name, data in dense.items():
-            assert file.tensor(name).read().tobytes() == data.tobytes(), name
+            assert file.tensor(name).read_plain().tobytes() == data.tobytes(), name
         assert file.tensors["blk.3.attn_q.weight"].layer == 3
         assert file.tensors["token_embd.weight"].layer is None
 
@@ -99,7 +99,7 @@ def test_keep_gives_every_tensor_back(tmp_path: Path, name: str) -> None:
         for tensor in file.tensors.values():
             expected = left.pop(tensor.name)
             assert tensor.shape == expected.shape
-            assert file.tensor(tensor.name).read().tobytes() == expected.tobytes()
+            assert file.tensor(tensor.name).read_plain().tobytes() == expected.tobytes()
         is_moe = "num_experts_per_tok" in CONFIGS[name]
         for layer, expert in np.argwhere(file.index["size"]).tolist():
             block = file.expert(layer, expert)
@@ -108,7 +108,7 @@ def test_keep_gives_every_tensor_back(tmp_path: Path, name: str) -> None:
                 stem = f"blk.{layer}.ffn_{segment.role.name.lower()}"
                 expected = left.pop(f"{stem}.{expert}.weight" if is_moe else f"{stem}.weight")
                 assert segment.shape == expected.shape
-                got = data[segment.offset : segment.offset + segment.size].tobytes()
+                got = block.plain(segment, data).tobytes()
                 assert got == expected.tobytes()
     assert not left
 
@@ -132,7 +132,7 @@ def test_q8_0_quantises_matrices_and_nothing_else(tmp_path: Path) -> None:
             assert tensor.dtype.name == (("q8_0" if fits else "f16") if should else "f32")
             halves = values.astype(np.float16) if should else values
             expected = quantised(values) if should and fits else halves.tobytes()
-            assert file.tensor(tensor.name).read().tobytes() == expected, tensor.name
+            assert file.tensor(tensor.name).read_plain().tobytes() == expected, tensor.name
         # Experts of 44 neurons: gate and up have rows of 96, down has rows of 44.
         layout = file.layout(0)
         assert layout is not None
@@ -155,7 +155,9 @@ def test_half_precision_quantises_as_its_float32_and_norms_become_float32(
         key: bf16(v) if kind == "bf16" else v.astype("<f2") for key, v in state.items()
     }
     output = tmp_path / "m.colibri"
-    repack(write_folder(tmp_path / "hf", half, CONFIGS["llama"]), output, quant="q8_0")
+    repack(
+        write_folder(tmp_path / "hf", half, CONFIGS["llama"]), output, quant="q8_0", layout="plain"
+    )
 
     def exact(key: str) -> np.ndarray:
         if kind == "f16":
@@ -476,11 +478,11 @@ def test_k_quants_pass_through(tmp_path: Path) -> None:
     for key in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
         builder.tensor(f"{key}.weight", (256,), 0, bytes(1024))
 
-    repack(builder.write(tmp_path / "m.gguf"), tmp_path / "m.colibri")
+    repack(builder.write(tmp_path / "m.gguf"), tmp_path / "m.colibri", layout="plain")
 
     with colibri_format.open(tmp_path / "m.colibri") as file:
         block = file.expert(0, 0)
         assert [s.dtype.name for s in block.segments] == ["q4_k", "q4_k", "q6_k"]
         payload = block.read().tobytes()
         assert payload == data["blk.0.ffn_gate"] + data["blk.0.ffn_up"] + data["blk.0.ffn_down"]
-        assert file.tensor("blk.0.attn_v.weight").read().tobytes() == data["blk.0.attn_v"]
+        assert file.tensor("blk.0.attn_v.weight").read_plain().tobytes() == data["blk.0.attn_v"]

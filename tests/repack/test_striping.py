@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import colibri_format
-from colibri_format import ColibriError
+from colibri_format import DTYPES, ColibriError
 from colibri_repack import VolumeFolder, cmd_repack, export, repack
 from colibri_repack.cmd_diff import main as diff_main
 from colibri_repack.cmd_export import main as export_main
@@ -19,6 +19,7 @@ from colibri_repack.cmd_repair import main as repair_main
 from colibri_repack.cmd_verify import main as verify_main
 from colibri_repack.striping import plan_volumes
 from helpers.gguf_models import gguf_model
+from helpers.quant_models import quant_model
 
 Capture = pytest.CaptureFixture[str]
 
@@ -195,3 +196,34 @@ def test_same_volumes_give_the_same_bytes(tmp_path: Path, source: Path) -> None:
 
     assert [path.read_bytes() for path in sorted(tmp_path.rglob("m.*"))] == before
     assert str(tmp_path).encode() not in b"".join(before)
+
+
+def test_an_interrupted_repack_with_order_layout_and_volumes_goes_on_to_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    source = quant_model(DTYPES["q8_0"]).write(tmp_path / "in.gguf")
+    trace = tmp_path / "t.csv"
+    trace.write_text(
+        "turn,phase,step,layer,slot,expert,weight\n"
+        + "".join(f"0,1,{n // 2},0,{n % 2},{n % 2 * 2},1\n" for n in range(8))
+    )
+    folders = {name: tmp_path / name for name in ("a", "b", "c", "d")}
+    for folder in folders.values():
+        folder.mkdir()
+
+    def made(first: str, second: str, **options: Any) -> list[bytes]:
+        volumes = [VolumeFolder(folders[first]), VolumeFolder(folders[second], 2)]
+        output = folders[first] / "m.colibri"
+        repack(source, output, order=trace, layout="x16", volumes=volumes, **options)
+        paths = [path for folder in (first, second) for path in sorted(folders[folder].iterdir())]
+        return [path.read_bytes() for path in paths]
+
+    def stop(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made("a", "b", progress=stop)
+
+    assert not (folders["a"] / "m.colibri").exists()
+    assert made("a", "b") == made("c", "d")

@@ -38,7 +38,9 @@ class DType:
 
     def size_bytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of a C-contiguous tensor of `shape`, quant blocks running along the last axis."""
-        size = self.row_bytes(shape[-1])
+        # As row_bytes, which a plan of a large model would call some hundred thousand times.
+        n_blocks, rest = divmod(shape[-1], self.block_elements)
+        size = self.row_bytes(shape[-1]) if rest else n_blocks * self.block_bytes
         for length in shape[:-1]:
             size *= length
         return size

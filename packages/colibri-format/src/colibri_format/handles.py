@@ -247,6 +247,13 @@ class Tensor:
             )
         self._reader.read_at_into(self.offset + start, view)
 
+    def read_plain(self) -> NDArray[np.uint8]:
+        """Its bytes with rows as ggml has them (spec, section 9); raises as `read` does."""
+        data = self.read()
+        if self.fact.row_interleave:
+            return deinterleave(data, self.dtype, self.shape)
+        return data
+
     def stream(self) -> DataStream:
         """Its bytes piece by piece, for tensors that are not to be held whole."""
         return DataStream(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -33,7 +33,7 @@ class Part:
     """One slice of the source on its way into the file; `dtype` is what it becomes.
 
     `importance` weighs the columns when it is quantised; `row_interleave` is 0, or how many rows
-    are interleaved (spec, section 9).
+    are interleaved (spec, section 9). `size` is in bytes, of the output.
     """
 
     source: Slice
@@ -41,11 +41,10 @@ class Part:
     dtype: DType
     importance: Importance | None = None
     row_interleave: int = 0
+    size: int = field(init=False, compare=False)
 
-    @property
-    def size(self) -> int:
-        """Bytes in the output."""
-        return self.dtype.size_bytes(self.source.shape)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.dtype.size_bytes(self.source.shape))
 
 
 class PartPlanner:
@@ -83,6 +82,7 @@ class PartPlanner:
         self._requantised: dict[str, int] = {}
         self._unweighed: dict[str, None] = {}
         self._kept_plain: dict[str, dict[str, None]] = {}
+        self._obstacles: dict[tuple[str, tuple[int, ...]], str] = {}
 
     def dense(self, name: str, layer: int | None, part: Slice) -> Part:
         """The dense tensor `name`.
@@ -147,10 +147,15 @@ class PartPlanner:
         is_wanted = part.dtype.name in FASTER_INTERLEAVED or self.layout is KernelLayout.X16
         if self.layout is KernelLayout.PLAIN or not is_wanted:
             return part
-        if reason := obstacle(part.dtype, part.source.shape):
+        # Experts are many and alike: each kind of matrix is looked at once.
+        kind = part.dtype.name, part.source.shape
+        reason = self._obstacles.get(kind)
+        if reason is None:
+            reason = self._obstacles[kind] = obstacle(part.dtype, part.source.shape)
+        if reason:
             self._kept_plain.setdefault(reason, {})[name] = None
             return part
-        return replace(part, row_interleave=INTERLEAVE)
+        return Part(part.source, part.conversion, part.dtype, part.importance, INTERLEAVE)
 
     def _plain(self, part: Slice) -> Part:
         """Norms, router, biases: F32 whatever is asked; what is no float type stays.
