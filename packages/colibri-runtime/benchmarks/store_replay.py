@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from synthetic_blocks import Blocks, bare_read, compile_bare, forget
+from synthetic_blocks import Blocks, bare_read, compile_bare, disk_limit, forget
 
 from colibri_runtime import RunConfig
 from colibri_runtime.blocks import BlockTable
@@ -139,6 +139,7 @@ def main(argv=None):
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--io", default="auto")
     parser.add_argument("--policy", default=RunConfig().policy)
+    parser.add_argument("--limit-mb", type=int, help="slow the disk down to so many MB/s (root)")
     parser.add_argument("--keep", action="store_true", help="leave the file for the next time")
     options = parser.parse_args(argv)
     trace = read_trace(options.trace)
@@ -150,8 +151,10 @@ def main(argv=None):
         library.spin.argtypes = [ctypes.c_int64]
         replay = Replay(blocks, tokens, options, library.spin)
         program = compile_bare(Path(folder))
-        for share in map(float, options.shares.split(",")):
-            report(replay, share, program, options)
+        limit = options.limit_mb and options.limit_mb * 10**6
+        with disk_limit(options.folder, limit):
+            for share in map(float, options.shares.split(",")):
+                report(replay, share, program, options)
     if not options.keep:
         path.unlink()
     return 0
