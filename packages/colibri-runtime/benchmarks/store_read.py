@@ -13,7 +13,7 @@ emptied of the file and every block read once in a random order of the round's o
     python store_read.py [--folder /tmp] [--gib 2] [--rounds 5] [--sizes 1048576,3670016,8388608]
 
 With `--limit-mb` the kernel holds every arm to that rate. Rates are GB/s (10^9), CPU is seconds a
-GB of the process, kernel's work included. A virtual disk may be the host's memory: compare arms, and
+GB of the process, kernel's work included. A virtual disk may be the host's memory: compare arms and
 never call it the speed of a disk.
 """
 
