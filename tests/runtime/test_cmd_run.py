@@ -242,6 +242,10 @@ def test_a_profile_has_a_row_for_each_layer(capsys, model_file):
     rows = [line.split()[0] for line in err.splitlines() if line[:5].strip().isdigit()]
     assert rows == ["0", "1", "2", "3"]
     assert [layer["n_fetches"] > 0 for layer in record["layers"]] == [True] * 4
+    # The last pass is still open: nothing came after it.
+    assert len(record["passes"]) == 11
+    assert {p["n_asks_most"] for p in record["passes"][1:]} == {3}
+    assert all(p["total_ns"] > p["stall_ns"] >= 0 for p in record["passes"])
 
 
 def test_sampling_repeats_with_its_seed(capsys, model_file):

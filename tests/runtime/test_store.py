@@ -12,6 +12,7 @@ from colibri_runtime.blocks import block_slot_bytes
 from colibri_runtime.disk_files import open_blocks
 from colibri_runtime.disk_threads import ThreadsEngine
 from colibri_runtime.errors import BudgetError
+from colibri_runtime.policies import POLICY_NAMES, make_policy
 from colibri_runtime.policy_lru import LayerLru
 from colibri_runtime.pool import Pool
 from colibri_runtime.pool_plan import PoolPlan, SlotClass, equal_slots
@@ -510,6 +511,41 @@ def test_a_demand_waits_for_a_prefetch_that_has_begun_and_takes_its_slot():
     assert (stats.n_prefetched, stats.n_prefetch_wasted) == (1, 1)
     assert stats.wasted_bytes == stats.prefetch_bytes
     assert store.stats.layers[0].stall_ns > 0
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_reading_ahead_evicts_nothing_that_is_in_use_or_foreseen(policy):
+    source = make_source(layouts=LAYOUTS, n_experts=4)
+    engine = StepEngine(source)
+    n_slots = 4
+    plan = SlotPlan(n_slots=n_slots, quotas=(0, 0, 0, 0), n_transit=4, n_prefetch=4)
+    plan = PoolPlan((SlotClass(block_slot_bytes(source), (4,) * 4, plan),), 2, 1)
+    store = Store(
+        source,
+        Pool(n_slots, block_slot_bytes(source)),
+        engine,
+        plan,
+        make_policy=lambda c: make_policy(
+            policy,
+            n_layers=4,
+            n_slots=n_slots,
+            quotas=c.plan.quotas if policy == "lru" else None,
+        ),
+    )
+    ask(source, store, 1, [0, 1])
+    ask(source, store, 3, [0])
+    leases = store.fetch(0, [2])
+    lease = next(leases)
+    store.prefetch(1, [0, 1])
+
+    store.prefetch(2, [0, 1, 2, 3])
+    engine.finish(4)
+    store.prefetch(2, [0, 1, 2, 3])
+
+    assert_lease_is_right(source, lease)
+    assert (1, 0) in store.cache
+    assert (1, 1) in store.cache
+    leases.close()
 
 
 def test_prefetches_are_bounded():

@@ -12,8 +12,9 @@ emptied of the file and every block read once in a random order of the round's o
 
     python store_read.py [--folder /tmp] [--gib 2] [--rounds 5] [--sizes 1048576,3670016,8388608]
 
-Rates are GB/s (10^9), CPU is seconds a GB of the process, kernel's work included. A virtual disk
-may be the host's memory: compare arms, and never call it the speed of a disk.
+With `--limit-mb` the kernel holds every arm to that rate. Rates are GB/s (10^9), CPU is seconds a
+GB of the process, kernel's work included. A virtual disk may be the host's memory: compare arms and
+never call it the speed of a disk.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from synthetic_blocks import Blocks, bare_read, compile_bare, forget
+from synthetic_blocks import Blocks, bare_read, compile_bare, disk_limit, forget
 
 from colibri_runtime import RunConfig, equal_slots
 from colibri_runtime.opening import open_pool
@@ -98,6 +99,7 @@ def main(argv=None):
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--io", default="auto")
     parser.add_argument("--sizes", default="1048576,3670016,8388608")
+    parser.add_argument("--limit-mb", type=int, help="slow the disk down to so many MB/s (root)")
     parser.add_argument("--keep", action="store_true", help="leave the file for the next time")
     options = parser.parse_args(argv)
     rng = np.random.default_rng()
@@ -107,8 +109,10 @@ def main(argv=None):
             path = options.folder / f"store_read.{size}.blocks"
             n_layers = max(1, int(options.gib * 2**30) // (N_EXPERTS * size))
             blocks = Blocks(path, n_layers, N_EXPERTS, size)
+            limit = options.limit_mb and options.limit_mb * 10**6
             try:
-                run(blocks, size, program, options, rng)
+                with disk_limit(options.folder, limit):
+                    run(blocks, size, program, options, rng)
             finally:
                 if not options.keep:
                     path.unlink()
@@ -151,6 +155,7 @@ def run(blocks, size, program, options, rng):
     print(
         f"\nblocks of {size} bytes, {blocks.file_size / 1e9:.2f} GB, depth {depth}, "
         f"{options.rounds} rounds; store: {report.engine}, {report.mode} {report.reason}"
+        + (f"; limited to {options.limit_mb} MB/s" if options.limit_mb else "")
     )
     bare = [n / s for s, _, n in results["bare"]]
     bare_cpu = statistics.median(c / n * 1e9 for _, c, n in results["bare"])

@@ -5,9 +5,9 @@
 Blocks of the trace's size (3,059,712 bytes where it states none) stand in one synthetic file; of a
 trace with more layers only the first are taken, so that the file stays small. Each leased expert
 keeps the core busy for `--compute-us` (default 500: 3 MB at 6 GB/s), and each layer for as long
-again as one expert, for attention. The decode part is replayed from cold (the page cache of this
-machine emptied of the file, no block resident) in arms that differ in what is read ahead, with
-their order turned by one each round:
+again as one expert, for attention; with `--idle` it sleeps, as if another device computed. The
+decode part is replayed from cold (the page cache of this machine emptied of the file, no block
+resident) in arms that differ in what is read ahead, with their order turned by one each round:
 
 - off: nothing;
 - last: what the layer asked for last;
@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from synthetic_blocks import Blocks, bare_read, compile_bare, forget
+from synthetic_blocks import Blocks, bare_read, compile_bare, disk_limit, forget
 
 from colibri_runtime import RunConfig
 from colibri_runtime.blocks import BlockTable
@@ -139,6 +139,8 @@ def main(argv=None):
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--io", default="auto")
     parser.add_argument("--policy", default=RunConfig().policy)
+    parser.add_argument("--idle", action="store_true", help="sleep instead of computing")
+    parser.add_argument("--limit-mb", type=int, help="slow the disk down to so many MB/s (root)")
     parser.add_argument("--keep", action="store_true", help="leave the file for the next time")
     options = parser.parse_args(argv)
     trace = read_trace(options.trace)
@@ -148,10 +150,13 @@ def main(argv=None):
     with tempfile.TemporaryDirectory() as folder:
         library = ctypes.CDLL(str(compile_bare(Path(folder), is_library=True)))
         library.spin.argtypes = [ctypes.c_int64]
-        replay = Replay(blocks, tokens, options, library.spin)
+        spin = (lambda ns: time.sleep(ns / 1e9)) if options.idle else library.spin
+        replay = Replay(blocks, tokens, options, spin)
         program = compile_bare(Path(folder))
-        for share in map(float, options.shares.split(",")):
-            report(replay, share, program, options)
+        limit = options.limit_mb and options.limit_mb * 10**6
+        with disk_limit(options.folder, limit):
+            for share in map(float, options.shares.split(",")):
+                report(replay, share, program, options)
     if not options.keep:
         path.unlink()
     return 0

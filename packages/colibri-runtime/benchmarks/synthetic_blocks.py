@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,31 @@ def forget(path: Path) -> None:
     """Drops what the page cache of this machine holds of a file; a host's cache stays."""
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def disk_limit(folder: Path, bytes_per_s: int | None):
+    """This process and its children read no faster from the disk that holds `folder`.
+
+    By a blkio group of cgroup version 1 (Documentation/admin-guide/cgroup-v1/blkio-controller.rst);
+    needs root. None limits nothing. So every arm has the same disk, and one that is slower than the
+    host's memory, which on a virtual disk takes the very processor that computes.
+    """
+    if bytes_per_s is None:
+        yield
+        return
+    root = Path("/sys/fs/cgroup/blkio")
+    group = root / f"colibri-benchmark-{os.getpid()}"
+    device = folder.stat().st_dev
+    group.mkdir()
+    try:
+        limit = f"{os.major(device)}:{os.minor(device)} {bytes_per_s}"
+        (group / "blkio.throttle.read_bps_device").write_text(limit)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        yield
+    finally:
+        (root / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
 
 
 def compile_bare(folder: Path, *, is_library: bool = False) -> Path:

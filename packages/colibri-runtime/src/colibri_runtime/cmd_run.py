@@ -9,24 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from colibri_format import ColibriError, ModelSpec, UsageError, parse_size
+from colibri_format import ModelSpec, UsageError
 from colibri_format.command import EXIT_INTERRUPTED, EXIT_OK, run_command
 
-from .config import KV_DTYPE_NAMES, RunConfig
-from .disk import EngineName
-from .disk_mmap import DEFAULT_MMAP_THREADS
-from .disk_queue import DEFAULT_DEPTH
-from .disk_threads import DEFAULT_IO_THREADS
+from .cmd_run_options import make_config, make_parser
+from .config import RunConfig
 from .errors import BudgetError
 from .figures import Phase, profile_rows
-from .history import history_path
 from .live import LiveLines
-from .policies import POLICY_NAMES
-from .policy_hybrid import LFU_WEIGHT
-from .prefetch import MAX_LOOK_AHEAD, PrefetchSource
 from .run_report import RunReport, plan_rows
 from .stats import LayerStats
 
@@ -44,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    parser = _parser()
+    parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.prompt is None and not arguments.dry_run:
         parser.error("--prompt is required, unless it is a --dry-run")
@@ -57,24 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from .runtime import read_model
     from .sampler import SamplingSpec
 
-    config = RunConfig(
-        memory_bytes=arguments.memory,
-        cache_bytes=arguments.cache_size,
-        context=arguments.context,
-        prefetch_depth=arguments.prefetch_depth,
-        prefetch_from=arguments.prefetch_from,
-        policy=arguments.policy,
-        lfu_weight=arguments.lfu_weight,
-        history=_history(arguments),
-        io=arguments.io,
-        io_threads=arguments.io_threads,
-        io_depth=arguments.io_depth,
-        batch_size=arguments.batch_size,
-        is_verified=not arguments.no_verify,
-        backend=arguments.backend,
-        threads=arguments.threads,
-        kv_dtype=arguments.kv_dtype,
-    )
+    config = make_config(arguments)
     sampling = SamplingSpec(
         temperature=arguments.temperature,
         top_k=arguments.top_k,
@@ -107,12 +82,6 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.dry_run or tokenizer is None:
             return _dry_run(reader, model, config, is_json=arguments.json)
         return _generate(_Job(arguments, config, sampling, model, tokenizer, prompt), reader)
-
-
-def _history(arguments: argparse.Namespace) -> Path | None:
-    if arguments.history == "off":
-        return None
-    return history_path(arguments.file) if arguments.history == "on" else Path(arguments.history)
 
 
 def _prompt(text: str) -> str:
@@ -307,6 +276,7 @@ def _report(
         prefill=Phase(_n_read(job, runtime), first - job.started, at_first),
         decode=Phase(max(0, len(job.tokens) - 1), job.ended - first, total.minus(at_first)),
         layers=store.stats.layers,
+        passes=store.passes.recent,
         plan=runtime.plan,
         config=runtime.config,
         io=store.io_report,
@@ -364,168 +334,3 @@ def _print_pairs(rows: Sequence[tuple[str, str]], file: Any) -> None:
 def _print_notes(notes: Sequence[str]) -> None:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ColibriError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _depth(text: str) -> int | None:
-    return None if text == "auto" else int(text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    defaults = RunConfig()
-    parser = argparse.ArgumentParser(
-        prog="colibri run",
-        description="Generate text from a .colibri file. Text goes to stdout as it comes, figures "
-        "to stderr.",
-    )
-    parser.add_argument("file", metavar="FILE", help="the .colibri file")
-    parser.add_argument(
-        "--prompt",
-        metavar="TEXT",
-        help="what to continue; - reads it from stdin, without its last line end; "
-        "--prompt=-x for one that begins with -",
-    )
-    parser.add_argument(
-        "--memory",
-        type=_size,
-        metavar="SIZE",
-        help="the budget, a hard ceiling, as 512M or 6G; default: what all experts need, within "
-        "80%% of the memory available",
-    )
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: 64")
-    parser.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help="positions that the KV cache holds; default: prompt and --max-tokens",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="0 (default) takes the likeliest token",
-    )
-    parser.add_argument(
-        "--top-k", type=int, default=0, metavar="N", help="draw from the N likeliest; 0: all"
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="draw from the likeliest that together reach P; default: 1",
-    )
-    parser.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
-    parser.add_argument(
-        "--cache-size",
-        type=_size,
-        metavar="SIZE",
-        help="the most of --memory that cached experts take; default: all that is left of it",
-    )
-    parser.add_argument(
-        "--prefetch-depth",
-        type=_depth,
-        default=defaults.prefetch_depth,
-        metavar="N",
-        help=f"layers ahead whose experts are read before they are asked for, 0 to "
-        f"{MAX_LOOK_AHEAD}, or auto (default): tokens with and without take turns now and then, "
-        "and what was faster is kept",
-    )
-    parser.add_argument(
-        "--prefetch-from",
-        choices=list(PrefetchSource),
-        default=defaults.prefetch_from,
-        help="what foresees them: the next layer's router (default), what the layer asked for "
-        "last, or what it asked for most",
-    )
-    parser.add_argument(
-        "--policy",
-        choices=POLICY_NAMES,
-        default=defaults.policy,
-        help="which experts leave the cache first; default: %(default)s",
-    )
-    parser.add_argument(
-        "--lfu-weight",
-        type=float,
-        metavar="W",
-        help=f"of --policy hybrid, from 0 (last use counts) to 1 (frequency counts); default: "
-        f"{LFU_WEIGHT}",
-    )
-    parser.add_argument(
-        "--history",
-        default="off",
-        metavar="PATH",
-        help="keep counts of which experts are asked for in PATH, or, with on, beside FILE, and "
-        "begin with the experts that were asked for most; default: off",
-    )
-    parser.add_argument(
-        "--io",
-        choices=list(EngineName),
-        default=defaults.io,
-        help="how the disk is read; auto (default) takes the first of uring, aio and threads that "
-        "is shown to read past the page cache",
-    )
-    parser.add_argument(
-        "--io-threads",
-        type=int,
-        metavar="N",
-        help=f"threads that read, of threads (default: {DEFAULT_IO_THREADS}) and mmap (default: "
-        f"{DEFAULT_MMAP_THREADS})",
-    )
-    parser.add_argument(
-        "--io-depth",
-        type=int,
-        metavar="N",
-        help=f"reads in flight, of uring and aio; default: {DEFAULT_DEPTH}",
-    )
-    parser.add_argument(
-        "--volume",
-        action="append",
-        default=[],
-        metavar="FOLDER",
-        help="where else to look for the volumes of a striped file; may be given several times",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=defaults.batch_size,
-        metavar="N",
-        help="prompt tokens that pass the layers together; default: up to 512, as memory allows",
-    )
-    parser.add_argument(
-        "--backend",
-        default=defaults.backend,
-        help="native, numpy, or another that is installed; default: native where its library "
-        "could be built",
-    )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads that compute; default: at most 2"
-    )
-    parser.add_argument(
-        "--kv-dtype",
-        choices=sorted(KV_DTYPE_NAMES),
-        help="of keys and values; default: f16 where the backend is native",
-    )
-    parser.add_argument("--no-verify", action="store_true", help="leave out checksums")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the memory plan and do not run"
-    )
-    parser.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="write down which experts each token chose, for colibri simulate: CSV, or Parquet "
-        "where the name ends in .parquet",
-    )
-    parser.add_argument("--profile", action="store_true", help="what each layer did")
-    parser.add_argument(
-        "--live", action="store_true", help="a line of figures on stderr every second"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    return parser

@@ -241,7 +241,8 @@ class CurrentFetch:
         self._give_back()
         if self.pending:
             self.submit_pending()
-        if self._outstanding:
+        if self._traffic.reads:
+            # What is read ahead as well: some engines begin the next read only when called.
             self.harvest()
         while not self._ready:
             if self._error is not None:

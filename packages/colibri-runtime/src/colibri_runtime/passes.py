@@ -22,6 +22,14 @@ class PassStats:
     n_asks_most: int
     counts: LayerStats
 
+    def as_dict(self) -> dict[str, int]:
+        """The figures by name, for JSON."""
+        return {
+            "total_ns": self.total_ns,
+            "n_asks_most": self.n_asks_most,
+            **self.counts.as_dict(),
+        }
+
 
 class Passes:
     """Tells passes apart, keeps what the last `KEPT_PASSES` did, and lets `gate` judge by them.

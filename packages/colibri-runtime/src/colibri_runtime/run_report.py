@@ -12,6 +12,7 @@ from .budget import MemoryPlan
 from .config import RunConfig
 from .disk import IoReport
 from .figures import Phase, explain_stall
+from .passes import PassStats
 from .pool import PoolReport
 from .prefetch import PrefetchGate
 from .stats import LayerStats
@@ -46,6 +47,7 @@ class RunReport:
     backend_summary: str = ""
     backend_notes: Sequence[str] = ()
     gate: PrefetchGate | None = None
+    passes: Sequence[PassStats] = ()
     warnings: Sequence[str] = ()
 
     @property
@@ -116,6 +118,7 @@ class RunReport:
         }
         if with_layers:
             record["layers"] = [layer.as_dict() for layer in self.layers]
+            record["passes"] = [passed.as_dict() for passed in self.passes]
         return record
 
     def rows(self) -> list[tuple[str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from .blocks import BlockTable
 from .cache import Cache
 from .disk import BlockRead, DiskEngine
@@ -36,7 +34,6 @@ class Traffic:
         self._pool = pool
         self._cache = cache
         self._layers = layers
-        self._flush: Callable[[], object] | None = getattr(engine, "flush", None)
 
     def submit(self, key: Key, slot: int, *, is_prefetch: bool) -> None:
         """Begins to read a block into a slot that was claimed for it."""
@@ -51,8 +48,7 @@ class Traffic:
 
     def flush(self) -> None:
         """Has an engine that gathers what it is given begin."""
-        if self._flush is not None:
-            self._flush()
+        self.engine.flush()
 
     def promote(self, key: Key) -> None:
         """What is being read ahead, if `key` is, is now waited for."""
