@@ -94,3 +94,44 @@ class Ggml:
                     blocks[token].ctypes.data, 0, 1,
                 )  # fmt: skip
         return out
+
+
+# The type that activations become, elements and bytes of its block (vec_dot_type in ggml-cpu.c).
+ACTIVATIONS = {
+    "f16": ("f16", 1, 2), "bf16": ("bf16", 1, 2), "q8_0": ("q8_0", 32, 34),
+    "q4_0": ("q8_0", 32, 34), "q5_0": ("q8_0", 32, 34), "mxfp4": ("q8_0", 32, 34),
+    "q4_1": ("q8_1", 32, 36), "q5_1": ("q8_1", 32, 36),
+}  # fmt: skip
+
+
+class GgmlProducts:
+    """`ggml_vec_dot_*` and the rounding of activations, of the processor that it runs on."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.ggml_cpu_init()
+
+    def rounded(self, name: str, x: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """The bytes that are multiplied with weights of the type `name`, of one row."""
+        kind, block, size = ACTIVATIONS[name]
+        out = np.zeros(x.size // block * size, np.uint8)
+        function = {
+            "f16": "ggml_cpu_fp32_to_fp16", "bf16": "ggml_cpu_fp32_to_bf16",
+            "q8_0": "quantize_row_q8_0", "q8_1": "quantize_row_q8_1",
+        }[kind]  # fmt: skip
+        call = getattr(self._library, function)
+        call.restype, call.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+        call(x.ctypes.data, out.ctypes.data, x.size)
+        return out
+
+    def dot(self, name: str, weights: NDArray[np.uint8], x: NDArray[np.float32]) -> np.float32:
+        """The product of one row of bytes with one row of activations."""
+        suffix = "" if name in ("f32", "f16", "bf16") else f"_{ACTIVATIONS[name][0]}"
+        function = getattr(self._library, f"ggml_vec_dot_{name}{suffix}")
+        held = x if name == "f32" else self.rounded(name, x)
+        size, pointer = ctypes.c_size_t, ctypes.c_void_p
+        function.restype = None
+        function.argtypes = (ctypes.c_int, *[pointer, size] * 3, ctypes.c_int)
+        out = np.zeros(1, np.float32)
+        function(x.size, out.ctypes.data, 0, weights.ctypes.data, 0, held.ctypes.data, 0, 1)
+        return out[0]

@@ -1,5 +1,8 @@
 """Products of stored matrices in C: right to float32's rounding, the same bits however asked."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,7 @@ from colibri_runtime.native_kernels import (
     NativeKernels,
     aligned_bytes,
 )
+from helpers import kernel_products
 from helpers.kernel_calls import (
     ROUNDINGS,
     decoded,
@@ -25,6 +29,7 @@ from helpers.quant_bytes import random_rows
 
 TYPES = tuple(ROUNDINGS)
 FORMS = [(name, 0) for name in TYPES] + [(name, 16) for name in TYPES if DTYPES[name].units]
+RECORDED = Path(__file__).parents[1] / "fixtures" / "kernels.json"
 TOKENS = (1, 2, 3, 4, 5, 8, 9)
 # Products and integer sums within a quant block are exact. The rest is a float32 sum of one term a
 # block, in order, each rounded twice: at most about 2 * n_blocks * 2^-24 of the sum of sizes;
@@ -212,6 +217,19 @@ def test_subnormal_scales_and_weights_count(every_isa):
             got = matmul(kernels, ones, data, DTYPES["mxfp4"], 16, form)
 
             assert (np.abs(got - product) <= TOLERANCE * size + 2.0**-149).all()
+
+
+@pytest.mark.parametrize(("name", "row_interleave"), FORMS)
+def test_products_are_those_recorded_from_ggml(every_isa, name, row_interleave):
+    weights, x = kernel_products.inputs(name)
+    theirs = np.array(json.loads(RECORDED.read_text())["products"][name])
+    _, size = expected(x, weights, name)
+    data = stored(weights, DTYPES[name], kernel_products.COLUMNS, row_interleave)
+    for kernels in every_isa:
+        got = matmul(kernels, x, data, DTYPES[name], len(weights), row_interleave)
+
+        # Both are float32 sums of the same products, each within TOLERANCE.
+        assert (np.abs(got - theirs) <= 2 * TOLERANCE * size).all()
 
 
 def test_bias_is_added_to_every_token(every_isa):

@@ -141,8 +141,8 @@ class GgmlWeights:
             self.buffer = ggml.pointer(
                 "ggml_backend_alloc_ctx_tensors_from_buft", self._context, kind
             )
-            # Field `extra` of ggml_tensor, before 8 bytes of padding at its end; NULL where it has
-            # no repacking for the type, and filling such a tensor would crash.
+            # Field `extra` of ggml_tensor, before 8 bytes of padding at its end; NULL where ggml
+            # has no repacking for the type, and filling such a tensor would crash.
             end = ggml.call("ggml_tensor_overhead") - 32
             extra = (matrices[0].value or 0) + end - 16
             if not ctypes.c_void_p.from_address(extra).value:

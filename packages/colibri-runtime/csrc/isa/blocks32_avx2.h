@@ -2,7 +2,7 @@
 #ifndef COLIBRI_BLOCKS32_AVX2_H
 #define COLIBRI_BLOCKS32_AVX2_H
 
-#include "blocks32_plain.h"
+#include "blocks32_avx2_plain.h"
 #include "blocks32_x86.h"
 
 /* ---- sixteen rows interleaved: eight in a register, 4 bytes of each ---- */

@@ -2,7 +2,7 @@
 #include "../kernels.h"
 #if defined(__AVX512VNNI__)
 #include "blocks32_avx512.h"
-#include "blocks32_plain.h"
+#include "blocks32_avx512_plain.h"
 #elif defined(__AVX2__)
 #include "blocks32_avx2.h"
 #else
@@ -15,11 +15,11 @@
 
 #if defined(__AVX512VNNI__)
 #define FLOAT_DOT(type) avx512_##type
-#define PLAIN_DOT(type) plain_##type
+#define PLAIN_DOT(type) avx512_##type
 #define X16_DOT(type) avx512_##type##_x16
 #elif defined(__AVX2__)
 #define FLOAT_DOT(type) avx2_##type
-#define PLAIN_DOT(type) plain_##type
+#define PLAIN_DOT(type) avx2_##type
 #define X16_DOT(type) avx2_##type##_x16
 #else
 #define FLOAT_DOT(type) scalar_##type

@@ -1,6 +1,6 @@
-/* AVX2, and AVX-512 VL with VNNI: products with plain rows of quant blocks of 32. */
-#ifndef COLIBRI_BLOCKS32_PLAIN_H
-#define COLIBRI_BLOCKS32_PLAIN_H
+/* AVX2: products with plain rows of quant blocks of 32. */
+#ifndef COLIBRI_BLOCKS32_AVX2_PLAIN_H
+#define COLIBRI_BLOCKS32_AVX2_PLAIN_H
 
 #include "blocks32_x86.h"
 
@@ -34,31 +34,20 @@ ALWAYS __m256i unpack_plain(int32_t type, const uint8_t *block) {
     return _mm256_or_si256(nibbles, _mm256_and_si256(set, _mm256_set1_epi8(16)));
 }
 
-/* What the excess adds to sums of 4 (VNNI) or 2 products. Each is corrected by itself: were all
- * corrected in one place, sums of the others would lose bits to it as float32. */
+/* What the excess adds to sums of 2 products. Each is corrected by itself: were all corrected in
+ * one place, sums of the others would lose bits to it as float32. */
 ALWAYS __m256i excess_sums(int32_t type, __m256i x) {
-    const __m256i excess = _mm256_set1_epi8((char)excess_of(type));
-#if defined(__AVX512VNNI__)
-    return _mm256_sub_epi32(_mm256_setzero_si256(),
-                            _mm256_dpbusd_epi32(_mm256_setzero_si256(), excess, x));
-#else
-    return _mm256_maddubs_epi16(excess, x);
-#endif
+    return _mm256_maddubs_epi16(_mm256_set1_epi8((char)excess_of(type)), x);
 }
 
 /* Sums of 4 products each. A single VPMADDUBSW never saturates here (blocks32_avx2.h). */
 ALWAYS __m256i dot_plain(int32_t type, __m256i w, __m256i x, __m256i excess) {
-#if defined(__AVX512VNNI__)
-    if (type == COLIBRI_Q8_0) w = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
-    return _mm256_dpbusd_epi32(excess_of(type) ? excess : _mm256_setzero_si256(), w, x);
-#else
     const __m256i ones = _mm256_set1_epi16(1);
     if (type == COLIBRI_Q8_0)
         return _mm256_madd_epi16(
             _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)), ones);
     const __m256i pairs = _mm256_maddubs_epi16(w, x);
     return _mm256_madd_epi16(excess_of(type) ? _mm256_sub_epi16(pairs, excess) : pairs, ones);
-#endif
 }
 
 ALWAYS float plain_scale(int32_t type, const uint8_t *block) {
@@ -129,11 +118,11 @@ ALWAYS void dot_plain_rows(int32_t type, int32_t n_tokens, const uint8_t *rows, 
     }
 }
 
-FOR_TOKENS(plain_q8_0, dot_plain_rows, COLIBRI_Q8_0)
-FOR_TOKENS(plain_q4_0, dot_plain_rows, COLIBRI_Q4_0)
-FOR_TOKENS(plain_q4_1, dot_plain_rows, COLIBRI_Q4_1)
-FOR_TOKENS(plain_q5_0, dot_plain_rows, COLIBRI_Q5_0)
-FOR_TOKENS(plain_q5_1, dot_plain_rows, COLIBRI_Q5_1)
-FOR_TOKENS(plain_mxfp4, dot_plain_rows, COLIBRI_MXFP4)
+FOR_TOKENS(avx2_q8_0, dot_plain_rows, COLIBRI_Q8_0)
+FOR_TOKENS(avx2_q4_0, dot_plain_rows, COLIBRI_Q4_0)
+FOR_TOKENS(avx2_q4_1, dot_plain_rows, COLIBRI_Q4_1)
+FOR_TOKENS(avx2_q5_0, dot_plain_rows, COLIBRI_Q5_0)
+FOR_TOKENS(avx2_q5_1, dot_plain_rows, COLIBRI_Q5_1)
+FOR_TOKENS(avx2_mxfp4, dot_plain_rows, COLIBRI_MXFP4)
 
 #endif
