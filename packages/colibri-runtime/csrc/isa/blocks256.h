@@ -66,4 +66,11 @@ COLIBRI_INLINE struct colibri_act_row colibri_act_row(const struct colibri_acts 
     return row;
 }
 
+/* To the next group of 256. */
+COLIBRI_INLINE void colibri_act_advance(struct colibri_act_row *row) {
+    row->values += 256;
+    row->scales += 1;
+    row->sums16 += 16;
+}
+
 #endif

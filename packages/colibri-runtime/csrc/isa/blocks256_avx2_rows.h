@@ -108,22 +108,31 @@ COLIBRI_INLINE __m256i scales_of_row(const int type, const int16_t *low, const i
     return _mm256_shuffle_epi8(both(_mm_load_si128((const __m128i *)from)), index);
 }
 
+#ifndef PREFETCH2
+#define PREFETCH2(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
+#endif
 COLIBRI_INLINE float sum_of_lanes(__m256 a) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-COLIBRI_INLINE float half_at(const uint8_t *p) { return colibri_float_of_half(colibri_load_u16(p)); }
+COLIBRI_INLINE float half_at(const uint8_t *p) {
+    return colibri_float_of_half(colibri_load_u16(p));
+}
 
 /* sums[2 * t + r]: row r with token t. */
 COLIBRI_INLINE void rows2_tokens(const int type, const int bytes, const int d_at,
                                  const int dmin_at, const uint8_t *const *rows, int n_blocks,
-                                 const struct colibri_act_row *act, const int n, float *sums) {
+                                 const struct colibri_act_row *acts, const int n, float *sums) {
+    struct colibri_act_row act[ROWS2_TOKENS];
     const uint8_t *p[2] = {rows[0], rows[1]};
+    const int64_t ahead = 2 * (int64_t)n_blocks * bytes;
     __m256 sum[2][ROWS2_TOKENS], offset[ROWS2_TOKENS];
-    for (int t = 0; t < n; t++)
+    for (int t = 0; t < n; t++) {
+        act[t] = acts[t];
         offset[t] = sum[0][t] = sum[1][t] = _mm256_setzero_ps();
+    }
     for (int b = 0; b < n_blocks; b++) {
         struct rows2 header;
         _Alignas(32) int16_t scales[2][16];
@@ -136,11 +145,11 @@ COLIBRI_INLINE void rows2_tokens(const int type, const int bytes, const int d_at
                          dmin_at < 0 ? zero * d[1] : half_at(p[1] + dmin_at)};
         __m256 dmin = _mm256_setr_m128(_mm_set1_ps(less[0]), _mm_set1_ps(less[1]));
         for (int t = 0; t < n; t++) {
-            const __m128i *sums16 = (const __m128i *)(act[t].sums16 + 16 * b);
+            const __m128i *sums16 = (const __m128i *)act[t].sums16;
             __m256i products = _mm256_add_epi32(
                 _mm256_madd_epi16(header.mins[0], both(_mm_loadu_si128(sums16))),
                 _mm256_madd_epi16(header.mins[1], both(_mm_loadu_si128(sums16 + 1))));
-            offset[t] = _mm256_fmadd_ps(_mm256_mul_ps(dmin, _mm256_set1_ps(act[t].scales[b])),
+            offset[t] = _mm256_fmadd_ps(_mm256_mul_ps(dmin, _mm256_set1_ps(act[t].scales[0])),
                                         _mm256_cvtepi32_ps(products), offset[t]);
         }
 #pragma GCC unroll 2
@@ -153,17 +162,21 @@ COLIBRI_INLINE void rows2_tokens(const int type, const int bytes, const int d_at
                 __m256i weights = weights_of_row(type, p[r], i);
                 __m256i scale = scales_of_row(type, scales[0] + 8 * r, scales[1] + 8 * r, i);
                 for (int t = 0; t < n; t++) {
-                    const int8_t *x = act[t].values + 256 * b + 32 * i;
+                    const int8_t *x = act[t].values + 32 * i;
                     __m256i pairs = _mm256_maddubs_epi16(
                         weights, _mm256_load_si256((const __m256i *)x));
                     products[t] = add_widened(products[t], pairs, scale);
                 }
             }
             for (int t = 0; t < n; t++)
-                sum[r][t] = _mm256_fmadd_ps(_mm256_set1_ps(d[r] * act[t].scales[b]),
+                sum[r][t] = _mm256_fmadd_ps(_mm256_set1_ps(d[r] * act[t].scales[0]),
                                             _mm256_cvtepi32_ps(products[t]), sum[r][t]);
+            for (int i = 0; i < bytes; i += 64)
+                PREFETCH2(p[r] + i + ahead);
             p[r] += bytes;
         }
+        for (int t = 0; t < n; t++)
+            colibri_act_advance(&act[t]);
     }
     for (int t = 0; t < n; t++) {
         _Alignas(32) float m[8];

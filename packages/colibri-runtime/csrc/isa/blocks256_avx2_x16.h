@@ -1,9 +1,9 @@
 /* Products with 16 interleaved rows of quant blocks of 256, AVX2.
  *
  * A register holds the same 4 weights of 8 rows, one row a lane; the other 8 rows follow in a
- * second round over the same block. A pass takes 16 columns of each of two groups, whose weights
- * share bytes; 8 passes are a block. Products of unsigned bytes with signed ones are added in
- * pairs to 16 bits, and `deep` of these pairs fit there before scales widen them to 32.
+ * second round. A pass takes 16 columns of each of two groups, whose weights share bytes; 8 passes
+ * are a block. Products of unsigned bytes with signed ones are added in pairs to 16 bits, and
+ * `deep` of these pairs fit there before scales widen them to 32.
  */
 #ifndef COLIBRI_BLOCKS256_AVX2_X16_H
 #define COLIBRI_BLOCKS256_AVX2_X16_H
@@ -13,7 +13,7 @@
 
 #include "blocks256.h"
 
-#define X16_TOKENS 4 /* at a time: two sums a token and the weights fill the registers */
+#define X16_TOKENS 4 /* at a time */
 
 COLIBRI_INLINE __m256i load8(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
@@ -82,62 +82,43 @@ COLIBRI_INLINE void unpack_scales(const int type, const uint8_t *p, __m256i *sca
             mins[i] = scales[i] = load8(p + COLIBRI_ROWS * COLIBRI_Q6_K_SCALES + 64 * i);
 }
 
-/* Where a pass finds its two groups: columns, and the group of 16 that each is. */
-struct pass {
-    int low_column, high_column;
-};
-
-COLIBRI_INLINE struct pass columns_of_pass(const int type, const int pass) {
-    if (type == COLIBRI_Q4_K || type == COLIBRI_Q5_K) {
-        const int column = pass / 2 * 64 + pass % 2 * 16;
-        return (struct pass){column, column + 32};
-    }
-    if (type == COLIBRI_Q6_K) {
-        const int column = pass / 4 * 128 + pass % 4 * 16;
-        return (struct pass){column, column + 64};
-    }
-    const int column = pass / 4 * 128 + pass % 2 * 64 + pass / 2 % 2 * 16;
-    return (struct pass){column, column + 32};
+/* The first column of part 0 or 1 of a pass: 16 columns whose weights share bytes with those of
+ * the other part. */
+COLIBRI_INLINE int column_of(const int type, const int pass, const int part) {
+    if (type == COLIBRI_Q4_K || type == COLIBRI_Q5_K)
+        return pass / 2 * 64 + pass % 2 * 16 + 32 * part;
+    if (type == COLIBRI_Q6_K) return pass / 4 * 128 + pass % 4 * 16 + 64 * part;
+    return pass / 4 * 128 + pass % 2 * 64 + pass / 2 % 2 * 16 + 32 * part;
 }
 
-/* The k-th 4 weights of the two groups of a pass, k < 4, as unsigned bytes. */
-COLIBRI_INLINE void unpack_weights(const int type, const uint8_t *p, const int pass, const int k,
-                                   __m256i *low, __m256i *high) {
+/* The k-th 4 weights of a part of a pass, k < 4, as unsigned bytes. */
+COLIBRI_INLINE __m256i unpack_weights(const int type, const uint8_t *p, const int pass,
+                                      const int part, const int k) {
     if (type == COLIBRI_Q4_K || type == COLIBRI_Q5_K) {
         const int start = type == COLIBRI_Q4_K ? COLIBRI_Q4_K_QUANTS : COLIBRI_Q5_K_QUANTS;
-        const int c = pass / 2;
+        const uint8_t *fifths = p + COLIBRI_ROWS * COLIBRI_Q5_K_FIFTH_BITS;
         __m256i w = load8(p + COLIBRI_ROWS * start + 64 * (4 * pass + k));
-        *low = and_bytes(w, 15);
-        *high = move_bits(w, -4, 15);
-        if (type == COLIBRI_Q5_K) {
-            const uint8_t *fifths = p + COLIBRI_ROWS * COLIBRI_Q5_K_FIFTH_BITS;
-            __m256i bits = load8(fifths + 64 * (pass % 2 * 4 + k));
-            *low = _mm256_or_si256(*low, move_bits(bits, 4 - 2 * c, 16));
-            *high = _mm256_or_si256(*high, move_bits(bits, 3 - 2 * c, 16));
-        }
-        return;
+        w = move_bits(w, -4 * part, 15);
+        if (type == COLIBRI_Q4_K) return w;
+        __m256i bits = load8(fifths + 64 * (pass % 2 * 4 + k));
+        return _mm256_or_si256(w, move_bits(bits, 4 - (pass / 2 * 2 + part), 16));
     }
     if (type == COLIBRI_Q6_K) {
         const int half = pass / 4, q = pass % 4;
         const uint8_t *highs = p + COLIBRI_ROWS * COLIBRI_Q6_K_HIGH;
         __m256i w = load8(p + COLIBRI_ROWS * COLIBRI_Q6_K_LOW + 64 * (4 * pass + k));
         __m256i bits = load8(highs + 64 * (8 * half + q % 2 * 4 + k));
-        *low = _mm256_or_si256(and_bytes(w, 15), move_bits(bits, q < 2 ? 4 : 2, 0x30));
-        *high = _mm256_or_si256(move_bits(w, -4, 15), move_bits(bits, q < 2 ? 0 : -2, 0x30));
-        return;
+        return _mm256_or_si256(move_bits(w, -4 * part, 15),
+                               move_bits(bits, (q < 2 ? 4 : 2) - 4 * part, 0x30));
     }
     const int start = type == COLIBRI_Q2_K ? COLIBRI_Q2_K_QUANTS : COLIBRI_Q3_K_QUANTS;
-    const int half = pass / 4, q = pass / 2 % 2, pair = pass % 2;
+    const int half = pass / 4, q = pass / 2 % 2, upper = pass % 2;
+    const uint8_t *thirds = p + COLIBRI_ROWS * COLIBRI_Q3_K_THIRD_BITS;
     __m256i w = load8(p + COLIBRI_ROWS * start + 64 * (8 * half + 4 * q + k));
-    *low = move_bits(w, -4 * pair, 3);
-    *high = move_bits(w, -4 * pair - 2, 3);
-    if (type == COLIBRI_Q3_K) {
-        const int bit = 4 * half + 2 * pair;
-        const uint8_t *thirds = p + COLIBRI_ROWS * COLIBRI_Q3_K_THIRD_BITS;
-        __m256i bits = load8(thirds + 64 * (4 * q + k));
-        *low = _mm256_or_si256(*low, move_bits(bits, 2 - bit, 4));
-        *high = _mm256_or_si256(*high, move_bits(bits, 1 - bit, 4));
-    }
+    w = move_bits(w, -4 * upper - 2 * part, 3);
+    if (type == COLIBRI_Q2_K) return w;
+    __m256i bits = load8(thirds + 64 * (4 * q + k));
+    return _mm256_or_si256(w, move_bits(bits, 2 - (4 * half + 2 * upper + part), 4));
 }
 
 /* Adds scale times the 16-bit sums of a row to its 32-bit sum. */
@@ -145,82 +126,71 @@ COLIBRI_INLINE __m256i add_widened(__m256i sum, __m256i sums, __m256i scale) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(sums, scale));
 }
 
-/* Adds a block of 8 rows to totals of n tokens. p: where the first 4-byte unit of these rows would
- * be if the block began with it. */
-COLIBRI_INLINE void block_of_8_rows(const int type, const uint8_t *p, __m256 d, __m256 dmin,
-                                    const struct colibri_act_row *act, int b, const int n,
-                                    __m256 *total) {
-    const int is_32 = type == COLIBRI_Q4_K || type == COLIBRI_Q5_K; /* columns of a group */
+/* Eight rows, the first or the second half of a group, with n tokens. */
+COLIBRI_INLINE void rows8_tokens(const int type, const int bytes, const int d_at,
+                                 const int dmin_at, const uint8_t *group, const int64_t half,
+                                 int n_blocks, const struct colibri_act_row *acts, const int n,
+                                 float *out, int64_t out_stride) {
+    struct colibri_act_row act[X16_TOKENS];
+    const int is_32 = type == COLIBRI_Q4_K || type == COLIBRI_Q5_K; /* columns that share a scale */
     const int is_signed = type == COLIBRI_Q3_K || type == COLIBRI_Q6_K;
-    /* 8 * 2 * 127 * 15, 4 * 2 * 127 * 31 and 2 * 2 * 127 * 63 are below 2^15. */
+    /* 4 * 2 * 127 * 31 and 2 * 2 * 127 * 63 are below 2^15. */
     const int deep = type == COLIBRI_Q6_K ? 2 : 4;
-    __m256i scales[4], mins[4], sum[X16_TOKENS], offset[X16_TOKENS];
-    unpack_scales(type, p, scales, mins);
-    for (int t = 0; t < n; t++)
-        sum[t] = offset[t] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        __m256i pair = is_32 ? pick_pair(mins[i / 4], i % 4, i % 4, 0)
-                             : pick_pair(mins[i / 2], i % 2 * 2, i % 2 * 2 + 1, is_signed);
-        for (int t = 0; t < n; t++)
-            offset[t] = add_widened(offset[t], pair, spread8(act[t].sums16 + 16 * b + 2 * i));
+    __m256 total[X16_TOKENS];
+    for (int t = 0; t < n; t++) {
+        act[t] = acts[t];
+        total[t] = _mm256_setzero_ps();
     }
-#pragma GCC unroll 8
-    for (int pass = 0; pass < 8; pass++) {
-        const struct pass at = columns_of_pass(type, pass);
-        const int low_group = at.low_column / (is_32 ? 32 : 16);
-        const int high_group = at.high_column / (is_32 ? 32 : 16);
-        __m256i low_scale =
-            pick_pair(scales[low_group / 4], low_group % 4, low_group % 4, is_signed);
-        __m256i high_scale =
-            pick_pair(scales[high_group / 4], high_group % 4, high_group % 4, is_signed);
-        __m256i low_sums[X16_TOKENS], high_sums[X16_TOKENS];
+    for (int b = 0; b < n_blocks; b++, group += COLIBRI_ROWS * bytes) {
+        const uint8_t *p = group + 32 * half; /* where 4-byte units of these rows begin */
+        const uint8_t *halves = group + 16 * half;
+        __m256 d = load8_halves(halves + COLIBRI_ROWS * d_at);
+        __m256i scales[4], mins[4], sum[X16_TOKENS];
+        unpack_scales(type, p, scales, mins);
+        for (int t = 0; t < n; t++) {
+            __m256i offset = _mm256_setzero_si256();
+            for (int i = 0; i < 8; i++) {
+                __m256i pair = is_32 ? pick_pair(mins[i / 4], i % 4, i % 4, 0)
+                                     : pick_pair(mins[i / 2], i % 2 * 2, i % 2 * 2 + 1, is_signed);
+                offset = add_widened(offset, pair, spread8(act[t].sums16 + 2 * i));
+            }
+            if (is_signed) { /* sum(scale * (q - zero) * x) begins at -zero * sum(scale * x) */
+                const int log2_zero = type == COLIBRI_Q3_K ? 2 : 5;
+                sum[t] = _mm256_sub_epi32(_mm256_setzero_si256(),
+                                          _mm256_slli_epi32(offset, log2_zero));
+            } else {
+                __m256 dmin = load8_halves(halves + COLIBRI_ROWS * dmin_at);
+                dmin = _mm256_mul_ps(dmin, _mm256_set1_ps(act[t].scales[0]));
+                total[t] = _mm256_fnmadd_ps(dmin, _mm256_cvtepi32_ps(offset), total[t]);
+                sum[t] = _mm256_setzero_si256();
+            }
+        }
+        /* Two parts one after the other: four sums of each at once would not fit 16 registers. */
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            const int pass = i / 2, part = i % 2, column = column_of(type, pass, part);
+            const int scale_at = column / (is_32 ? 32 : 16);
+            __m256i scale = pick_pair(scales[scale_at / 4], scale_at % 4, scale_at % 4, is_signed);
+            __m256i sums[X16_TOKENS];
 #pragma GCC unroll 4
-        for (int k = 0; k < 4; k++) {
-            __m256i low, high;
-            unpack_weights(type, p, pass, k, &low, &high);
-            for (int t = 0; t < n; t++) {
-                const int8_t *x = act[t].values + 256 * b + 4 * k;
-                __m256i l = _mm256_maddubs_epi16(low, spread8(x + at.low_column));
-                __m256i h = _mm256_maddubs_epi16(high, spread8(x + at.high_column));
-                low_sums[t] = k % deep ? _mm256_add_epi16(low_sums[t], l) : l;
-                high_sums[t] = k % deep ? _mm256_add_epi16(high_sums[t], h) : h;
-                if (k % deep == deep - 1) {
-                    sum[t] = add_widened(sum[t], low_sums[t], low_scale);
-                    sum[t] = add_widened(sum[t], high_sums[t], high_scale);
+            for (int k = 0; k < 4; k++) {
+                __m256i weights = unpack_weights(type, p, pass, part, k);
+                for (int t = 0; t < n; t++) {
+                    const int8_t *x = act[t].values + column + 4 * k;
+                    __m256i products = _mm256_maddubs_epi16(weights, spread8(x));
+                    sums[t] = k % deep ? _mm256_add_epi16(sums[t], products) : products;
+                    if (k % deep == deep - 1) sum[t] = add_widened(sum[t], sums[t], scale);
                 }
             }
         }
-    }
-    for (int t = 0; t < n; t++) {
-        __m256 scale = _mm256_set1_ps(act[t].scales[b]);
-        if (is_signed) {
-            const int log2_zero = type == COLIBRI_Q3_K ? 2 : 5;
-            sum[t] = _mm256_sub_epi32(sum[t], _mm256_slli_epi32(offset[t], log2_zero));
-        } else {
-            total[t] = _mm256_fnmadd_ps(_mm256_mul_ps(dmin, scale), _mm256_cvtepi32_ps(offset[t]),
-                                        total[t]);
+        for (int t = 0; t < n; t++) {
+            __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(act[t].scales[0]));
+            total[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum[t]), total[t]);
+            colibri_act_advance(&act[t]);
         }
-        total[t] = _mm256_fmadd_ps(_mm256_mul_ps(d, scale), _mm256_cvtepi32_ps(sum[t]), total[t]);
     }
-}
-
-COLIBRI_INLINE void x16_tokens(const int type, const int bytes, const int d_at, const int dmin_at,
-                               const uint8_t *p, int n_blocks, const struct colibri_act_row *act,
-                               const int n, float *out, int64_t out_stride) {
-    __m256 total[2][X16_TOKENS];
     for (int t = 0; t < n; t++)
-        total[0][t] = total[1][t] = _mm256_setzero_ps();
-    for (int b = 0; b < n_blocks; b++, p += COLIBRI_ROWS * bytes)
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            __m256 d = load8_halves(p + COLIBRI_ROWS * d_at + 16 * half);
-            __m256 dmin = dmin_at < 0 ? d : load8_halves(p + COLIBRI_ROWS * dmin_at + 16 * half);
-            block_of_8_rows(type, p + 32 * half, d, dmin, act, b, n, total[half]);
-        }
-    for (int t = 0; t < n; t++)
-        for (int half = 0; half < 2; half++)
-            _mm256_storeu_ps(out + t * out_stride + 8 * half, total[half][t]);
+        _mm256_storeu_ps(out + t * out_stride, total[t]);
 }
 
 #define DEFINE_X16(name, type, bytes, d_at, dmin_at)                                               \
@@ -231,21 +201,21 @@ COLIBRI_INLINE void x16_tokens(const int type, const int bytes, const int d_at, 
         struct colibri_act_row act[COLIBRI_KERNEL_TOKENS];                                         \
         for (int t = 0; t < n_tokens; t++)                                                         \
             act[t] = colibri_act_row(acts, first_token + t);                                       \
-        for (int64_t r = 0; r < n_rows; r += COLIBRI_ROWS) {                                       \
-            float *to = out + r;                                                                   \
+        for (int64_t r = 0; r < n_rows; r += COLIBRI_ROWS / 2) {                                   \
+            const uint8_t *group = rows + r / COLIBRI_ROWS * COLIBRI_ROWS * n_blocks * bytes;      \
+            const int64_t half = r % COLIBRI_ROWS / 8;                                             \
             int t = 0;                                                                             \
             for (; n_tokens - t >= 4; t += 4)                                                      \
-                x16_tokens(type, bytes, d_at, dmin_at, rows, n_blocks, act + t, 4,                 \
-                           to + t * out_stride, out_stride);                                       \
+                rows8_tokens(type, bytes, d_at, dmin_at, group, half, n_blocks, act + t, 4,        \
+                             out + t * out_stride + r, out_stride);                                \
             if (n_tokens - t >= 2) {                                                               \
-                x16_tokens(type, bytes, d_at, dmin_at, rows, n_blocks, act + t, 2,                 \
-                           to + t * out_stride, out_stride);                                       \
+                rows8_tokens(type, bytes, d_at, dmin_at, group, half, n_blocks, act + t, 2,        \
+                             out + t * out_stride + r, out_stride);                                \
                 t += 2;                                                                            \
             }                                                                                      \
             if (n_tokens - t == 1)                                                                 \
-                x16_tokens(type, bytes, d_at, dmin_at, rows, n_blocks, act + t, 1,                 \
-                           to + t * out_stride, out_stride);                                       \
-            rows += (int64_t)COLIBRI_ROWS * n_blocks * bytes;                                      \
+                rows8_tokens(type, bytes, d_at, dmin_at, group, half, n_blocks, act + t, 1,        \
+                             out + t * out_stride + r, out_stride);                                \
         }                                                                                          \
     }
 

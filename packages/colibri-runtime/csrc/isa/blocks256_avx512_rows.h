@@ -62,21 +62,14 @@ COLIBRI_INLINE __m512i pair_of_halves(int first, int second) {
 }
 
 /* 256 activations in the order in which the bytes of a block hold its weights. */
-COLIBRI_INLINE void acts_q45_k(const int8_t *x, __m512i *acts) {
-    acts[0] = load_halves(x, x + 64);
-    acts[1] = load_halves(x + 32, x + 96);
-    acts[2] = load_halves(x + 128, x + 192);
-    acts[3] = load_halves(x + 160, x + 224);
-}
-
-COLIBRI_INLINE void acts_q23_k(const int8_t *x, __m512i *acts) {
-    for (int j = 0; j < 4; j++)
-        acts[j] = load_halves(x + 32 * j, x + 128 + 32 * j);
-}
-
-COLIBRI_INLINE void acts_q6_k(const int8_t *x, __m512i *acts) {
+COLIBRI_INLINE void order_acts(const int type, const int8_t *x, __m512i *acts) {
     for (int i = 0; i < 4; i++)
-        acts[i] = _mm512_loadu_si512(x + 64 * i);
+        if (type == COLIBRI_Q6_K)
+            acts[i] = _mm512_loadu_si512(x + 64 * i);
+        else if (type == COLIBRI_Q4_K || type == COLIBRI_Q5_K)
+            acts[i] = load_halves(x + i / 2 * 128 + i % 2 * 32, x + i / 2 * 128 + i % 2 * 32 + 64);
+        else
+            acts[i] = load_halves(x + 32 * i, x + 128 + 32 * i);
 }
 
 /* int16 a of the first quarter all over that quarter, b of the second, c and d. */
@@ -88,29 +81,26 @@ COLIBRI_INLINE __m512i spread_scales(__m512i scales, int a, int b, int c, int d)
     return _mm512_shuffle_epi8(scales, index);
 }
 
-COLIBRI_INLINE void scales_q45_k(const int16_t *low, const int16_t *high, __m512i *scales) {
-    __m512i row = quarters(_mm_load_si128((const __m128i *)low));
-    (void)high;
-    scales[0] = spread_scales(row, 0, 0, 2, 2);
-    scales[1] = spread_scales(row, 1, 1, 3, 3);
-    scales[2] = spread_scales(row, 4, 4, 6, 6);
-    scales[3] = spread_scales(row, 5, 5, 7, 7);
-}
-
-COLIBRI_INLINE void scales_q23_k(const int16_t *low, const int16_t *high, __m512i *scales) {
-    __m512i row = _mm512_mask_broadcast_i32x4(quarters(_mm_load_si128((const __m128i *)low)),
-                                              0xff00, _mm_load_si128((const __m128i *)high));
-    for (int j = 0; j < 4; j++)
-        scales[j] = spread_scales(row, 2 * j, 2 * j + 1, 2 * j, 2 * j + 1);
-}
-
-COLIBRI_INLINE void scales_q6_k(const int16_t *low, const int16_t *high, __m512i *scales) {
+/* The scale of each pair of products of a row; low and high: the row's quarters of struct rows4. */
+COLIBRI_INLINE void scales_of_row(const int type, const int16_t *low, const int16_t *high,
+                                  __m512i *scales) {
     __m512i first = quarters(_mm_load_si128((const __m128i *)low));
-    __m512i second = quarters(_mm_load_si128((const __m128i *)high));
-    scales[0] = spread_scales(first, 0, 1, 2, 3);
-    scales[1] = spread_scales(first, 4, 5, 6, 7);
-    scales[2] = spread_scales(second, 0, 1, 2, 3);
-    scales[3] = spread_scales(second, 4, 5, 6, 7);
+    if (type == COLIBRI_Q4_K || type == COLIBRI_Q5_K) {
+        scales[0] = spread_scales(first, 0, 0, 2, 2);
+        scales[1] = spread_scales(first, 1, 1, 3, 3);
+        scales[2] = spread_scales(first, 4, 4, 6, 6);
+        scales[3] = spread_scales(first, 5, 5, 7, 7);
+    } else if (type == COLIBRI_Q6_K) {
+        __m512i second = quarters(_mm_load_si128((const __m128i *)high));
+        scales[0] = spread_scales(first, 0, 1, 2, 3);
+        scales[1] = spread_scales(first, 4, 5, 6, 7);
+        scales[2] = spread_scales(second, 0, 1, 2, 3);
+        scales[3] = spread_scales(second, 4, 5, 6, 7);
+    } else {
+        first = _mm512_mask_broadcast_i32x4(first, 0xff00, _mm_load_si128((const __m128i *)high));
+        for (int j = 0; j < 4; j++)
+            scales[j] = spread_scales(first, 2 * j, 2 * j + 1, 2 * j, 2 * j + 1);
+    }
 }
 
 /* Unsigned bytes of each quarter as int16. */
@@ -232,90 +222,119 @@ COLIBRI_INLINE void weights_q6_k(const uint8_t *p, __m512i *weights) {
     }
 }
 
-#define DEFINE_ROWS(name, header_name, layout, bytes)                                                             \
-    COLIBRI_INLINE void name##_rows4(const uint8_t *const *rows, int n_blocks,                     \
-                                     const struct colibri_act_row *act, const int n, float *sums)  \
-    {                                                                                              \
-        const uint8_t *p[4] = {rows[0], rows[1], rows[2], rows[3]};                                \
-        __m512 sum[4][ROWS4_TOKENS], offset[ROWS4_TOKENS];                                         \
-        for (int t = 0; t < n; t++)                                                                \
-            offset[t] = sum[0][t] = sum[1][t] = sum[2][t] = sum[3][t] = _mm512_setzero_ps();       \
-        for (int b = 0; b < n_blocks; b++) {                                                       \
-            struct rows4 header = header_##header_name(p);                                                \
-            _Alignas(64) int16_t scales[2][32];                                                    \
-            _Alignas(64) float d[ROWS4_TOKENS][16];                                                \
-            __m512i x[ROWS4_TOKENS][4];                                                            \
-            _mm512_store_si512(scales[0], header.scales[0]);                                       \
-            _mm512_store_si512(scales[1], header.scales[1]);                                       \
-            for (int t = 0; t < n; t++) {                                                          \
-                const __m128i *sums16 = (const __m128i *)(act[t].sums16 + 16 * b);                 \
-                __m512 scale = _mm512_set1_ps(act[t].scales[b]);                                   \
-                __m512i product = _mm512_madd_epi16(header.mins[0],                                \
-                                                    quarters(_mm_loadu_si128(sums16)));            \
-                product = _mm512_dpwssd_epi32(product, header.mins[1],                             \
-                                              quarters(_mm_loadu_si128(sums16 + 1)));              \
-                offset[t] = _mm512_fmadd_ps(_mm512_mul_ps(header.dmin, scale),                     \
-                                            _mm512_cvtepi32_ps(product), offset[t]);               \
-                _mm512_store_ps(d[t], _mm512_mul_ps(header.d, scale));                             \
-                acts_##layout(act[t].values + 256 * b, x[t]);                                     \
-            }                                                                                      \
-            _Pragma("GCC unroll 4") for (int r = 0; r < 4; r++) {                                  \
-                __m512i w[4], s[4];                                                                \
-                weights_##name(p[r], w);                                                           \
-                scales_##layout(scales[0] + 8 * r, scales[1] + 8 * r, s);                         \
-                for (int t = 0; t < n; t++) {                                                      \
-                    __m512i product = _mm512_madd_epi16(_mm512_maddubs_epi16(w[0], x[t][0]), s[0]); \
-                    for (int i = 1; i < 4; i++)                                                    \
-                        product = _mm512_dpwssd_epi32(                                             \
-                            product, _mm512_maddubs_epi16(w[i], x[t][i]), s[i]);                   \
-                    sum[r][t] = _mm512_fmadd_ps(_mm512_set1_ps(d[t][4 * r]),                       \
-                                                _mm512_cvtepi32_ps(product), sum[r][t]);           \
-                }                                                                                  \
-                p[r] += bytes;                                                                     \
-            }                                                                                      \
-        }                                                                                          \
-        for (int t = 0; t < n; t++) {                                                              \
-            _Alignas(64) float minus[16];                                                          \
-            _mm512_store_ps(minus, offset[t]);                                                     \
-            for (int r = 0; r < 4; r++) {                                                          \
-                const float *m = minus + 4 * r;                                                    \
-                sums[4 * t + r] =                                                                  \
-                    _mm512_reduce_add_ps(sum[r][t]) - ((m[0] + m[1]) + (m[2] + m[3]));             \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
+COLIBRI_INLINE struct rows4 unpack_rows4(const int type, const uint8_t *const *p) {
+    if (type == COLIBRI_Q2_K) return header_q2_k(p);
+    if (type == COLIBRI_Q3_K) return header_q3_k(p);
+    if (type == COLIBRI_Q6_K) return header_q6_k(p);
+    return header_q45_k(p);
+}
+
+COLIBRI_INLINE void unpack_row(const int type, const uint8_t *p, __m512i *weights) {
+    if (type == COLIBRI_Q2_K) weights_q2_k(p, weights);
+    if (type == COLIBRI_Q3_K) weights_q3_k(p, weights);
+    if (type == COLIBRI_Q4_K) weights_q4_k(p, weights);
+    if (type == COLIBRI_Q5_K) weights_q5_k(p, weights);
+    if (type == COLIBRI_Q6_K) weights_q6_k(p, weights);
+}
+
+#ifndef PREFETCH4
+#define PREFETCH4(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
+#endif
+/* sums[4 * t + r]: row r with token t. */
+COLIBRI_INLINE void rows4_tokens(const int type, const int bytes, const uint8_t *const *rows,
+                                 int n_blocks, const struct colibri_act_row *acts, const int n,
+                                 float *sums) {
+    const uint8_t *p[4] = {rows[0], rows[1], rows[2], rows[3]};
+    const int64_t ahead = 4 * (int64_t)n_blocks * bytes;
+    struct colibri_act_row act[ROWS4_TOKENS];
+    __m512 sum[4][ROWS4_TOKENS], offset[ROWS4_TOKENS];
+    for (int t = 0; t < n; t++) {
+        act[t] = acts[t];
+        offset[t] = sum[0][t] = sum[1][t] = sum[2][t] = sum[3][t] = _mm512_setzero_ps();
+    }
+    for (int b = 0; b < n_blocks; b++) {
+        struct rows4 header = unpack_rows4(type, p);
+        _Alignas(64) int16_t scales[2][32];
+        _Alignas(64) float d[ROWS4_TOKENS][16];
+        __m512i x[ROWS4_TOKENS][4];
+        _mm512_store_si512(scales[0], header.scales[0]);
+        _mm512_store_si512(scales[1], header.scales[1]);
+        for (int t = 0; t < n; t++) {
+            const __m128i *sums16 = (const __m128i *)act[t].sums16;
+            __m512 scale = _mm512_set1_ps(act[t].scales[0]);
+            __m512i products =
+                _mm512_madd_epi16(header.mins[0], quarters(_mm_loadu_si128(sums16)));
+            products = _mm512_dpwssd_epi32(products, header.mins[1],
+                                           quarters(_mm_loadu_si128(sums16 + 1)));
+            offset[t] = _mm512_fmadd_ps(_mm512_mul_ps(header.dmin, scale),
+                                        _mm512_cvtepi32_ps(products), offset[t]);
+            _mm512_store_ps(d[t], _mm512_mul_ps(header.d, scale));
+            order_acts(type, act[t].values, x[t]);
+            colibri_act_advance(&act[t]);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++) {
+            __m512i weights[4], scale[4];
+            unpack_row(type, p[r], weights);
+            scales_of_row(type, scales[0] + 8 * r, scales[1] + 8 * r, scale);
+            for (int t = 0; t < n; t++) {
+                __m512i products =
+                    _mm512_madd_epi16(_mm512_maddubs_epi16(weights[0], x[t][0]), scale[0]);
+                for (int i = 1; i < 4; i++)
+                    products = _mm512_dpwssd_epi32(
+                        products, _mm512_maddubs_epi16(weights[i], x[t][i]), scale[i]);
+                sum[r][t] = _mm512_fmadd_ps(_mm512_set1_ps(d[t][4 * r]),
+                                            _mm512_cvtepi32_ps(products), sum[r][t]);
+            }
+            for (int i = 0; i < bytes; i += 64)
+                PREFETCH4(p[r] + i + ahead);
+            p[r] += bytes;
+        }
+    }
+    for (int t = 0; t < n; t++) {
+        _Alignas(64) float minus[16];
+        _mm512_store_ps(minus, offset[t]);
+        for (int r = 0; r < 4; r++) {
+            const float *m = minus + 4 * r;
+            sums[4 * t + r] = _mm512_reduce_add_ps(sum[r][t]) - ((m[0] + m[1]) + (m[2] + m[3]));
+        }
+    }
+}
+
+#define DEFINE_ROWS(name, type)                                                                    \
     static void dot_##name(const uint8_t *rows, int64_t n_rows, const struct colibri_acts *acts,   \
                            int32_t first_token, int32_t n_tokens, float *out,                      \
                            int64_t out_stride) {                                                   \
         const int n_blocks = acts->columns / 256;                                                  \
-        const int64_t row_bytes = (int64_t)n_blocks * bytes;                                       \
+        const int64_t row_bytes = (int64_t)n_blocks * type##_BYTES;                                \
         struct colibri_act_row act[COLIBRI_KERNEL_TOKENS];                                         \
         for (int t = 0; t < n_tokens; t++)                                                         \
             act[t] = colibri_act_row(acts, first_token + t);                                       \
         for (int64_t r = 0; r < n_rows; r += 4) {                                                  \
             const uint8_t *p[4];                                                                   \
             float sums[COLIBRI_KERNEL_TOKENS * 4];                                                 \
-            int n = n_rows - r < 4 ? (int)(n_rows - r) : 4, t = 0;                                 \
+            const int n = n_rows - r < 4 ? (int)(n_rows - r) : 4;                                  \
+            int t = 0;                                                                             \
             for (int i = 0; i < 4; i++) /* past the end: the last row again */                     \
                 p[i] = rows + (r + (i < n ? i : n - 1)) * row_bytes;                               \
             for (; n_tokens - t >= 4; t += 4)                                                      \
-                name##_rows4(p, n_blocks, act + t, 4, sums + 4 * t);                               \
-            if (n_tokens - t == 3)                                                                 \
-                name##_rows4(p, n_blocks, act + t, 3, sums + 4 * t);                               \
-            if (n_tokens - t == 2)                                                                 \
-                name##_rows4(p, n_blocks, act + t, 2, sums + 4 * t);                               \
+                rows4_tokens(type, type##_BYTES, p, n_blocks, act + t, 4, sums + 4 * t);           \
+            if (n_tokens - t >= 2) {                                                               \
+                rows4_tokens(type, type##_BYTES, p, n_blocks, act + t, 2, sums + 4 * t);           \
+                t += 2;                                                                            \
+            }                                                                                      \
             if (n_tokens - t == 1)                                                                 \
-                name##_rows4(p, n_blocks, act + t, 1, sums + 4 * t);                               \
+                rows4_tokens(type, type##_BYTES, p, n_blocks, act + t, 1, sums + 4 * t);           \
             for (t = 0; t < n_tokens; t++)                                                         \
                 for (int i = 0; i < n; i++)                                                        \
                     out[t * out_stride + r + i] = sums[4 * t + i];                                 \
         }                                                                                          \
     }
 
-DEFINE_ROWS(q2_k, q2_k, q23_k, COLIBRI_Q2_K_BYTES)
-DEFINE_ROWS(q3_k, q3_k, q23_k, COLIBRI_Q3_K_BYTES)
-DEFINE_ROWS(q4_k, q45_k, q45_k, COLIBRI_Q4_K_BYTES)
-DEFINE_ROWS(q5_k, q45_k, q45_k, COLIBRI_Q5_K_BYTES)
-DEFINE_ROWS(q6_k, q6_k, q6_k, COLIBRI_Q6_K_BYTES)
+DEFINE_ROWS(q2_k, COLIBRI_Q2_K)
+DEFINE_ROWS(q3_k, COLIBRI_Q3_K)
+DEFINE_ROWS(q4_k, COLIBRI_Q4_K)
+DEFINE_ROWS(q5_k, COLIBRI_Q5_K)
+DEFINE_ROWS(q6_k, COLIBRI_Q6_K)
 
 #endif
