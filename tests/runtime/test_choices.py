@@ -68,7 +68,7 @@ def test_what_was_given_is_kept_and_a_batch_is_no_longer_than_the_context(
 def test_without_a_library_numpy_computes_and_says_why(
     monkeypatch: pytest.MonkeyPatch, model_file: Path
 ) -> None:
-    monkeypatch.setattr("colibri_runtime.backend.native", lambda: _Absent())
+    monkeypatch.setattr("colibri_runtime.backend.native", _Absent)
 
     with Runtime.open(model_file, RunConfig(memory_bytes=64 * 2**20, context=40)) as runtime:
         assert runtime.backend.name == "numpy"
@@ -84,7 +84,7 @@ class _Absent:
 def test_the_native_backend_is_refused_without_its_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("colibri_runtime.native_backend.native", lambda: _Absent())
+    monkeypatch.setattr("colibri_runtime.native_backend.native", _Absent)
 
     with pytest.raises(UsageError, match="no compiler") as caught:
         NativeBackend()
