@@ -14,6 +14,7 @@ from colibri_repack import repack
 from colibri_runtime.config import RunConfig
 from colibri_runtime.decoder import Decoder
 from colibri_runtime.runtime import Runtime
+from helpers.kernel_calls import runtime_library
 from helpers.llamacpp import perplexity, record_model
 from helpers.llamacpp_compare import greedy_disagreements, log_probabilities
 
@@ -36,16 +37,59 @@ def gguf_path(name: str) -> Path:
 
 
 @pytest.fixture(scope="module", params=["demo", "smollm2"])
-def compared(
+def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Decoder, dict[str, Any]]]:
-    """The model's name, a decoder of it repacked, and what llama.cpp says of the GGUF."""
+) -> tuple[str, Path, dict[str, Any]]:
+    """The model's name, its `.colibri` file, and what llama.cpp says of the GGUF."""
     path = gguf_path(request.param)
     folder = tmp_path_factory.mktemp("oracle")
     record = record_model(path, folder)
     repack(path, folder / "model.colibri")
-    with Runtime.open(folder / "model.colibri", RunConfig(context=160)) as runtime:
-        yield request.param, runtime.decoder, record
+    return request.param, folder / "model.colibri", record
+
+
+@pytest.fixture(scope="module")
+def compared(
+    model: tuple[str, Path, dict[str, Any]],
+) -> Iterator[tuple[str, Decoder, dict[str, Any]]]:
+    """The same with a decoder of the reference backend."""
+    name, path, record = model
+    with Runtime.open(path, RunConfig(context=160, backend="numpy")) as runtime:
+        yield name, runtime.decoder, record
+
+
+@pytest.fixture(scope="module", params=["f32", "f16"])
+def native_compared(
+    request: pytest.FixtureRequest, model: tuple[str, Path, dict[str, Any]]
+) -> Iterator[tuple[str, Decoder, dict[str, Any]]]:
+    """The same with a decoder of the native backend."""
+    name, path, record = model
+    runtime_library()
+    config = RunConfig(context=160, backend="auto", kv_dtype=request.param)
+    with Runtime.open(path, config) as runtime:
+        yield name, runtime.decoder, record
+
+
+def test_native_greedy_choices_differ_at_near_ties_alone(
+    native_compared: tuple[str, Decoder, dict[str, Any]],
+) -> None:
+    name, decoder, record = native_compared
+
+    found = greedy_disagreements(decoder, record["stored"]["greedy"])
+
+    margin = MARGINS[name]
+    assert all(d.their_lead < margin and d.our_lead < margin for d in found)
+    assert len(found) <= 0.02 * sum(len(run["tokens"]) for run in record["stored"]["greedy"])
+
+
+def test_native_perplexity_is_that_of_llamacpp_as_stored(
+    native_compared: tuple[str, Decoder, dict[str, Any]],
+) -> None:
+    _, decoder, record = native_compared
+
+    ours = perplexity(list(log_probabilities(decoder, record["passage_tokens"])))
+
+    assert ours == pytest.approx(perplexity(record["stored"]["log_probabilities"]), rel=5e-3)
 
 
 def test_greedy_choices_with_float_weights_agree(

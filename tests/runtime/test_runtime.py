@@ -192,6 +192,9 @@ def test_a_file_replaced_after_it_was_opened_is_refused(tmp_path, model_file):
         {"prefetch_depth": 3},
         {"io_threads": 65},
         {"batch_size": 0},
+        {"threads": 0},
+        {"threads": 257},
+        {"kv_dtype": "f8"},
     ],
 )
 def test_knobs_out_of_range_are_refused(option):
