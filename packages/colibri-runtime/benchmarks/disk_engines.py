@@ -33,6 +33,7 @@ from colibri_format.layout import block_seed
 from colibri_runtime.disk import BlockRead
 from colibri_runtime.disk_choice import open_engine
 from colibri_runtime.disk_files import BlockFile
+from colibri_runtime.disk_queue import DEFAULT_DEPTH
 from colibri_runtime.pool import Pool
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -48,7 +49,7 @@ class Arm:
 
     name: str
     engine: str
-    depth: int = 8
+    depth: int = DEFAULT_DEPTH
     split_bytes: int = 0
     direct: bool = True
     is_verified: bool = True

@@ -27,8 +27,12 @@ from .disk_faults import (
 from .disk_files import IoMode, OpenFile, buffer_address, join_modes
 from .disk_ring import MAX_REQUEST, Request, Ring
 
-DEFAULT_DEPTH: Final = 8
+DEFAULT_DEPTH: Final = 4
+"""Deeper queues bring blocks in together, late, and their checks at the end; docs/io.md."""
+
 DEFAULT_SPLIT_BYTES: Final = 0
+"""Whole blocks: pieces of any size gained nothing; docs/io.md."""
+
 DEFAULT_PREFETCH_DEPTH: Final = 2
 
 
