@@ -141,7 +141,7 @@ def test_deepseek_in_fp8_is_decoded(tmp_path: Path, form: str, scale: str) -> No
 def test_fp8_is_quantised_without_a_rounding_to_bfloat16_on_the_way(tmp_path: Path) -> None:
     folder, expected = deepseek(tmp_path)
 
-    repack(folder, tmp_path / "out.colibri", quant="q8_0")
+    repack(folder, tmp_path / "out.colibri", quant="q8_0", layout="plain")
 
     with colibri_format.open(tmp_path / "out.colibri") as file:
         values = expected["model.layers.1.mlp.experts.3.down_proj.weight"]

@@ -238,10 +238,10 @@ def test_failing_disk_keeps_what_is_done(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     output = tmp_path / "m.colibri"
-    repack(source, tmp_path / "whole.colibri")
     code = errno.ENOSPC if call == "pwrite" else errno.EIO
     real = getattr(os, call)
     calls: list[int] = []
+    most = 10**9
 
     def fail(*arguments: Any) -> Any:
         calls.append(1)
@@ -253,6 +253,9 @@ def test_failing_disk_keeps_what_is_done(
     monkeypatch.setattr("colibri_repack.memory_plan._WRITE_BUFFER", 2**14)
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
+        repack(source, tmp_path / "whole.colibri")
+        most = len(calls) * 2 // 3
+        calls.clear()
         found = code_of(source, output)
 
     assert found == ("disk-full" if call == "pwrite" else "io-error")

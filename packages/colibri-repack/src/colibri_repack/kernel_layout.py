@@ -44,7 +44,7 @@ class KernelLayout(Enum):
                               f"one of {names}") from None  # fmt: skip
 
 
-DEFAULT_LAYOUT: Final = KernelLayout.PLAIN
+DEFAULT_LAYOUT: Final = KernelLayout.AUTO
 
 
 def is_looked_up(name: str, *, is_tied: bool) -> bool:
