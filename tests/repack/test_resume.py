@@ -245,7 +245,7 @@ def test_failing_disk_keeps_what_is_done(
 
     def fail(*arguments: Any) -> Any:
         calls.append(1)
-        if len(calls) > 12:
+        if len(calls) > most:
             raise OSError(code, os.strerror(code))
         return real(*arguments)
 
