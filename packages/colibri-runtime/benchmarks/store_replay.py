@@ -198,11 +198,12 @@ def report(replay, share, program, options):
             bounds[arm].append(max(computed[-1], n_bytes / rate))
             last[arm] = (stats, store, n_bytes)
     engine = store.io_report
+    ms = [1e3 * seconds for seconds in computed]
     print(
         f"\n{share:.0%} of {replay.blocks.geometry.n_layers} x {replay.blocks.geometry.n_experts} "
         f"blocks, {len(replay.tokens)} tokens, {options.rounds} rounds; {engine.engine}, "
-        f"{engine.mode}, policy {options.policy}; computing {1e3 * statistics.median(computed):.1f} "
-        f"ms a token ({1e3 * min(computed):.1f} to {1e3 * max(computed):.1f}); the "
+        f"{engine.mode}, policy {options.policy}; computing {statistics.median(ms):.1f} ms a token "
+        f"({min(ms):.1f} to {max(ms):.1f}); the "
         f"disk {statistics.median(rates) / 1e9:.2f} GB/s ({min(rates) / 1e9:.2f} to "
         f"{max(rates) / 1e9:.2f})"
     )
