@@ -96,7 +96,7 @@ def main(argv=None):
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--gib", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--depth", type=int, default=8)
+    parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--io", default="auto")
     parser.add_argument("--sizes", default="1048576,3670016,8388608")
     parser.add_argument("--limit-mb", type=int, help="slow the disk down to so many MB/s (root)")

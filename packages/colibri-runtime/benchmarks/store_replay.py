@@ -16,8 +16,9 @@ resident) in arms that differ in what is read ahead, with their order turned by 
 - given: all of them right, which no model can know;
 - auto: as router, switched by trial.
 
-The bound of a token is the larger of its computing and its missed bytes at the disk's rate, which a
-loop in C measures in each round: it reads blocks of the same size from the same file, at random.
+The bound of a token is the larger of its computing, as long as it really took, and its missed bytes
+at the disk's rate, which a loop in C measures in each round: it reads blocks of the same size from
+the same file, at random. Run it alone on the machine: a neighbour's load lands anywhere.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Replay:
         self.tokens = tokens
         self.options = options
         self.spin = spin
+        self.computed = 0.0
         self.guessed = {
             "router": guesses(tokens, options.recall, blocks.geometry.n_experts),
             "given": guesses(tokens, 1.0, blocks.geometry.n_experts),
@@ -103,6 +105,7 @@ class Replay:
         guessed = self.guessed.get(arm)
         forget(self.blocks.path)
         with open_pool([self.blocks], plan, config) as store:
+            self.computed = 0.0
             started = time.perf_counter()
             for number, token in enumerate(self.tokens):
                 for layer, experts, weights in token:
@@ -111,8 +114,7 @@ class Replay:
             return seconds / len(self.tokens), store.stats.total(), store
 
     def layer(self, store, number, layer, experts, weights, guessed):
-        spin, cost = self.spin, 1000 * self.options.compute_us
-        spin(cost)
+        self.compute(1)
         store.observe(layer, np.array([experts]), np.array([weights]))
         with store.fetch(layer, sorted(experts)) as fetch:
             if guessed is not None:
@@ -120,8 +122,13 @@ class Replay:
                     if ahead in guessed[number]:
                         store.prefetch(ahead, guessed[number][ahead])
             while leases := fetch.take():
-                for _ in leases:
-                    spin(cost)
+                self.compute(len(leases))
+
+    def compute(self, n_experts):
+        started = time.perf_counter()
+        for _ in range(n_experts):
+            self.spin(1000 * self.options.compute_us)
+        self.computed += time.perf_counter() - started
 
 
 def main(argv=None):
@@ -177,11 +184,8 @@ def report(replay, share, program, options):
     times = {arm: [] for arm in arms}
     bounds = {arm: [] for arm in arms}
     last = {}
-    compute = statistics.mean(
-        sum(options.compute_us * (1 + len(experts)) for _, experts, _ in token) / 1e6
-        for token in replay.tokens
-    )
     rates = []
+    computed = []
     for number in range(options.rounds):
         for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
             rate = disk_rate(program, replay.blocks, options, rng)
@@ -190,13 +194,16 @@ def report(replay, share, program, options):
             n_bytes = stats.demand_bytes + stats.n_prefetch_used * options.block_bytes
             n_bytes /= len(replay.tokens)
             times[arm].append(seconds)
-            bounds[arm].append(max(compute, n_bytes / rate))
+            computed.append(replay.computed / len(replay.tokens))
+            bounds[arm].append(max(computed[-1], n_bytes / rate))
             last[arm] = (stats, store, n_bytes)
     engine = store.io_report
+    ms = [1e3 * seconds for seconds in computed]
     print(
         f"\n{share:.0%} of {replay.blocks.geometry.n_layers} x {replay.blocks.geometry.n_experts} "
         f"blocks, {len(replay.tokens)} tokens, {options.rounds} rounds; {engine.engine}, "
-        f"{engine.mode}, policy {options.policy}; computing {1e3 * compute:.1f} ms a token; the "
+        f"{engine.mode}, policy {options.policy}; computing {statistics.median(ms):.1f} ms a token "
+        f"({min(ms):.1f} to {max(ms):.1f}); the "
         f"disk {statistics.median(rates) / 1e9:.2f} GB/s ({min(rates) / 1e9:.2f} to "
         f"{max(rates) / 1e9:.2f})"
     )
