@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -73,16 +74,23 @@ class BuildNative(build_ext):
             for isa, flags in isas.items()
             for path in sorted((CSRC / "isa").glob("*.c"))
         ]
-        objects = []
-        for isa, path, flags in jobs:
-            macros = [*common, ("COLIBRI_ISA_NAME", isa)] if isa else common
-            objects += self.compiler.compile(
+
+        def compile_one(job):
+            isa, path, flags = job
+            return self.compiler.compile(
                 [os.path.relpath(path)],
                 output_dir=str(Path(self.build_temp) / (isa or "plain")),
-                macros=macros,
+                macros=[*common, ("COLIBRI_ISA_NAME", isa)] if isa else common,
                 depends=ext.depends,
                 extra_postargs=FLAGS + flags + extra,
             )
+
+        # The folders first: distutils remembers those it made, which is not safe for threads.
+        for isa, _, _ in jobs:
+            for folder in ("csrc", "csrc/isa"):
+                self.mkpath(str(Path(self.build_temp) / (isa or "plain") / folder))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [name for found in pool.map(compile_one, jobs) for name in found]
         output.parent.mkdir(parents=True, exist_ok=True)
         self.compiler.link_shared_object(
             objects,

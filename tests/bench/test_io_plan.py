@@ -1,0 +1,285 @@
+"""What is read, in what order, and what the figures say."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from colibri_bench.cmd_bench import main
+from colibri_bench.cmd_io import _parser
+from colibri_bench.demo_model import demo_gguf
+from colibri_bench.io_files import blocks_of, check_room, copies_in_memory, synthetic_file
+from colibri_bench.io_plan import (
+    Extent,
+    Reading,
+    Way,
+    check_cold,
+    order_ways,
+    parse_sizes,
+    plan_blocks,
+    plan_ways,
+    share_out,
+    summarise,
+    verdict,
+)
+from colibri_bench.io_run import read_extents
+from colibri_bench.page_cache import CacheState
+from colibri_bench.throttle import throttled
+from colibri_format import StorageError, UsageError
+from colibri_repack import repack
+
+MIB = 2**20
+
+
+def reading(engine, gb_per_s, **changes):
+    values = {
+        "way": Way(engine, 4 if engine in ("uring", "threads") else None), "block_bytes": MIB,
+        "round": 0, "phase": "re-read", "seconds": 1.0, "n_bytes": int(gb_per_s * 1e9),
+        "latencies_s": [0.001, 0.002, 0.1], "cpu_s": 0.1, "n_major_faults": 0,
+        "disk_bytes": int(gb_per_s * 1e9), "mode": "direct" if engine == "uring" else "buffered",
+        "reason": "",
+    }  # fmt: skip
+    return Reading(**(values | changes))
+
+
+def test_sizes_become_whole_pages():
+    assert parse_sizes("3.5M,64K, 5000,64K") == [8192, 65536, 7 * MIB // 2]
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "-1M", "1.xM"])
+def test_sizes_that_cannot_be_are_refused(text):
+    with pytest.raises(UsageError) as caught:
+        parse_sizes(text)
+
+    assert caught.value.code == "bad-sizes"
+
+
+def test_engines_that_queue_are_tried_at_each_depth():
+    assert [way.name for way in plan_ways(["mmap", "uring"], [1, 8])] == [
+        "mmap", "uring 1", "uring 8",
+    ]  # fmt: skip
+
+
+def test_shares_have_no_block_in_common_and_go_layer_after_layer():
+    layers = plan_blocks(300 * MIB, MIB)
+    shares = share_out(layers, 7, 20 * MIB, seed=1)
+
+    every = [extent for share in shares for extent in share]
+    assert len(set(every)) == len(every)
+    assert all(sum(e.size for e in share) <= 22 * MIB for share in shares)
+    layer_of = {extent: number for number, layer in enumerate(layers) for extent in layer}
+    for share in shares:
+        order = [layer_of[extent] for extent in share]
+        assert order == sorted(order)
+        assert [e.offset for e in share] != sorted(e.offset for e in share)
+
+
+def test_too_few_blocks_for_all_ways_are_refused():
+    with pytest.raises(UsageError) as caught:
+        share_out([[Extent(0, 4096)]], 2, MIB, seed=1)
+
+    assert caught.value.code == "too-few-blocks"
+
+
+def test_each_round_begins_with_another_way():
+    ways = plan_ways(["mmap", "buffered", "aio"], [1])
+
+    assert [way.engine for _, way in order_ways(ways, 1)] == ["buffered", "aio", "mmap"]
+    assert sorted(number for number, _ in order_ways(ways, 2)) == [0, 1, 2]
+
+
+def test_rows_are_medians_over_rounds():
+    row = summarise([reading("uring", speed, round=i) for i, speed in enumerate((2, 1, 4))])[0]
+
+    assert (row.gb_per_s, row.slowest, row.fastest, row.n_rounds) == (2, 1, 4, 3)
+    assert (row.p50_ms, row.p99_ms) == (2.0, 100.0)
+    assert row.from_disk == 1.0
+
+
+def test_reads_that_no_disk_made_are_noticed():
+    rows = summarise([reading("buffered", 9, disk_bytes=0), reading("tmpfs", 9, disk_bytes=0)])
+
+    assert check_cold(rows)[0].startswith("NOT COLD: less than half of what buffered read")
+
+
+def test_direct_mode_that_is_none_is_noticed():
+    assert "NOT DIRECT: uring" in check_cold(summarise([reading("uring", 2, mode="buffered")]))[0]
+
+
+def test_verdict_takes_the_least_work_among_the_fastest():
+    rows = summarise(
+        [
+            reading("uring", 2.0, cpu_s=0.02),
+            reading("threads", 2.05, cpu_s=0.5, mode="direct"),
+            reading("tmpfs", 8.0, disk_bytes=0),
+            reading("uring", 0.5, block_bytes=65536),
+        ]
+    )
+    words = " ".join(verdict(rows, token_bytes=10**8))
+
+    assert "--io uring with --io-depth 4: 2.00 GB/s" in words
+    assert "64 KiB reach 24% of that: small experts cost speed here" in words
+    assert "3.9 times as fast" in words
+    assert "allows 20.5 tokens/s" in words
+
+
+def test_blocks_of_a_model_are_whole_pages(demo_file):
+    blocks = blocks_of(demo_file)
+
+    assert len(blocks.layers) == 6
+    assert all(e.size % 4096 == 0 == e.offset % 4096 for layer in blocks.layers for e in layer)
+    assert blocks.token_bytes == 6 * 2 * blocks.largest
+
+
+def test_made_up_file_is_removed(tmp_path):
+    with synthetic_file(tmp_path, 3 * MIB) as path:
+        assert path.stat().st_size == 3 * MIB
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_room_is_looked_for_first(tmp_path):
+    with pytest.raises(StorageError) as caught, synthetic_file(tmp_path, 2**60):
+        pass
+
+    assert caught.value.code == "disk-full"
+    assert not list(tmp_path.iterdir())
+
+
+def test_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(StorageError) as caught:
+        check_room(tmp_path / "absent", 1)
+
+    assert caught.value.code == "file-not-found"
+
+
+def test_copies_are_removed_after_a_failure(tmp_path):
+    source = tmp_path / "model"
+    source.write_bytes(b"x" * 100)
+    folder = tmp_path / "memory"
+    folder.mkdir()
+
+    with pytest.raises(RuntimeError), copies_in_memory([source], folder) as made:
+        assert made[0].read_bytes() == source.read_bytes()
+        raise RuntimeError
+
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("engine", ["mmap", "mmap willneed", "mmap random", "buffered", "threads"])
+def test_every_way_reads_all_blocks(demo_file, engine):
+    blocks = blocks_of(demo_file)
+    extents = blocks.layers[0][:5]
+    timed = read_extents(Way(engine, 2 if engine == "threads" else None), blocks.paths, extents)
+
+    assert len(timed.latencies_s) == 5
+    assert timed.n_bytes == sum(extent.size for extent in extents)
+
+
+def disk_root(tmp_path, controllers):
+    file = tmp_path / "model"
+    file.write_text("x")
+    number = file.stat().st_dev
+    disk = tmp_path / "sys/dev/block" / f"{os.major(number)}:{os.minor(number)}"
+    (disk / "queue").mkdir(parents=True)
+    (disk / "dev").write_text("8:0\n")
+    proc = tmp_path / "proc/self"
+    proc.mkdir(parents=True)
+    (proc / "cgroup").write_text(controllers)
+    return file
+
+
+def test_throttle_of_version_1_holds_the_whole_disk(tmp_path):
+    file = disk_root(tmp_path, "7:blkio:/\n")
+    (tmp_path / "sys/fs/cgroup/blkio").mkdir(parents=True)
+
+    with throttled(file, 10**6, tmp_path):
+        group = next(p for p in (tmp_path / "sys/fs/cgroup/blkio").iterdir() if p.is_dir())
+        assert (group / "blkio.throttle.read_bps_device").read_text() == "8:0 1000000"
+
+
+def test_throttle_without_a_controller_is_refused(tmp_path):
+    file = disk_root(tmp_path, "0::/\n")
+
+    with pytest.raises(StorageError) as caught, throttled(file, 10**6, tmp_path):
+        pass
+
+    assert caught.value.code == "no-cgroup"
+
+
+def test_throttle_that_the_kernel_refuses_leaves_no_group(tmp_path, monkeypatch):
+    file = disk_root(tmp_path, "7:blkio:/\n")
+    parent = tmp_path / "sys/fs/cgroup/blkio"
+    parent.mkdir(parents=True)
+    real = Path.write_text
+
+    def refuse(self, text, *arguments, **options):
+        if self.name.startswith("blkio."):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(self, text, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(StorageError) as caught, throttled(file, 10**6, tmp_path):
+        pass
+
+    assert caught.value.code == "no-cgroup"
+    assert not [p for p in parent.iterdir() if p.is_dir()]
+
+
+def run_io(monkeypatch, *options):
+    # The page cache of the machine is no test's to empty.
+    state = CacheState(False, "not dropped")
+    monkeypatch.setattr("colibri_bench.cmd_io.drop_caches", lambda *files: state)
+    return main(["io", *map(str, options)])
+
+
+def test_command_reads_a_made_up_file(tmp_path, capsys, monkeypatch):
+    options = ["--synthetic", "8M", "--folder", tmp_path, "--sizes", "256K", "--quick"]
+    engines = ["--engines", "mmap,buffered,threads", "--out", tmp_path / "out"]
+
+    assert run_io(monkeypatch, *options, *engines) == 0
+
+    out = capsys.readouterr().out
+    assert "not dropped" in out
+    record = json.loads((tmp_path / "out/io.json").read_text())
+    assert {row["engine"] for row in record["rows"]} == {"mmap", "buffered", "threads"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_command_reads_the_blocks_of_a_model(demo_file, capsys, monkeypatch):
+    assert run_io(monkeypatch, demo_file, "--quick", "--engines", "buffered") == 0
+    assert "a token of this model reads 2 MiB" in capsys.readouterr().out
+
+
+def test_command_reads_striped_models(tmp_path, capsys, monkeypatch, demo_file):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    with demo_gguf() as source:
+        repack(source, tmp_path / "m.colibri", volumes=folders)
+
+    named = [option for folder in folders for option in ("--volume", folder)]
+
+    options = ["--quick", "--engines", "threads", *named]
+    assert run_io(monkeypatch, tmp_path / "m.colibri", *options) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [(["--engines", "sqpoll"], "bad-option"), (["--sizes", "x"], "bad-sizes")],
+)
+def test_command_refuses_what_cannot_be_measured(options, code, tmp_path, capsys, monkeypatch):
+    options = ["--synthetic", "1M", "--folder", tmp_path, *options]
+
+    assert run_io(monkeypatch, *options) == 2
+    assert f"error[{code}]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--depths=0", "--depths=x", "--rounds=0", "--bytes=0"])
+def test_command_line_is_checked(option, capsys):
+    with pytest.raises(SystemExit):
+        _parser().parse_args([option])
+
+    assert "error" in capsys.readouterr().err
