@@ -499,7 +499,7 @@ def test_blocks_arrive_in_the_order_in_which_they_end(source, pool, engine_of):
     ring.reap = lambda *, wait: [ring.finish(-1)] if wait and ring.queue else []
     reads = [read_of(source, pool, key, slot) for slot, key in enumerate(KEYS)]
 
-    done = run(engine_of(ring), *reads)
+    done = run(engine_of(ring, depth=len(reads)), *reads)
 
     assert done == reads[::-1]
     for read in reads:
