@@ -66,6 +66,14 @@ COLIBRI_INLINE struct colibri_act_row colibri_act_row(const struct colibri_acts 
     return row;
 }
 
+/* Asks for `bytes` bytes that stand `ahead` bytes after p, if they are there, in the second cache.
+ * Processors fetch ahead by themselves within pages of 4 KiB only, and plain rows, several of
+ * which are read at once, are multiplied twice as fast with this. */
+COLIBRI_INLINE void colibri_fetch(const uint8_t *p, const int64_t ahead, const int bytes) {
+    for (int i = 0; i < bytes; i += 64)
+        __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)ahead + (uintptr_t)i), 0, 2);
+}
+
 /* To the next group of 256. */
 COLIBRI_INLINE void colibri_act_advance(struct colibri_act_row *row) {
     row->values += 256;

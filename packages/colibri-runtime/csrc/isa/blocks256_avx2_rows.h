@@ -108,9 +108,6 @@ COLIBRI_INLINE __m256i scales_of_row(const int type, const int16_t *low, const i
     return _mm256_shuffle_epi8(both(_mm_load_si128((const __m128i *)from)), index);
 }
 
-#ifndef PREFETCH2
-#define PREFETCH2(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
-#endif
 COLIBRI_INLINE float sum_of_lanes(__m256 a) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -127,7 +124,7 @@ COLIBRI_INLINE void rows2_tokens(const int type, const int bytes, const int d_at
                                  const struct colibri_act_row *acts, const int n, float *sums) {
     struct colibri_act_row act[ROWS2_TOKENS];
     const uint8_t *p[2] = {rows[0], rows[1]};
-    const int64_t ahead = 2 * (int64_t)n_blocks * bytes;
+    const int64_t ahead = 2 * (int64_t)n_blocks * bytes; /* the next two rows */
     __m256 sum[2][ROWS2_TOKENS], offset[ROWS2_TOKENS];
     for (int t = 0; t < n; t++) {
         act[t] = acts[t];
@@ -171,8 +168,7 @@ COLIBRI_INLINE void rows2_tokens(const int type, const int bytes, const int d_at
             for (int t = 0; t < n; t++)
                 sum[r][t] = _mm256_fmadd_ps(_mm256_set1_ps(d[r] * act[t].scales[0]),
                                             _mm256_cvtepi32_ps(products[t]), sum[r][t]);
-            for (int i = 0; i < bytes; i += 64)
-                PREFETCH2(p[r] + i + ahead);
+            colibri_fetch(p[r], ahead, bytes);
             p[r] += bytes;
         }
         for (int t = 0; t < n; t++)

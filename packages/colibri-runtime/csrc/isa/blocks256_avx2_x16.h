@@ -14,6 +14,7 @@
 #include "blocks256.h"
 
 #define X16_TOKENS 4 /* at a time */
+#define X16_AHEAD 4096 /* bytes */
 
 COLIBRI_INLINE __m256i load8(const uint8_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
@@ -146,6 +147,7 @@ COLIBRI_INLINE void rows8_tokens(const int type, const int bytes, const int d_at
         const uint8_t *halves = group + 16 * half;
         __m256 d = load8_halves(halves + COLIBRI_ROWS * d_at);
         __m256i scales[4], mins[4], sum[X16_TOKENS];
+        if (half == 0) colibri_fetch(group, X16_AHEAD, COLIBRI_ROWS * bytes);
         unpack_scales(type, p, scales, mins);
         for (int t = 0; t < n; t++) {
             __m256i offset = _mm256_setzero_si256();

@@ -237,15 +237,12 @@ COLIBRI_INLINE void unpack_row(const int type, const uint8_t *p, __m512i *weight
     if (type == COLIBRI_Q6_K) weights_q6_k(p, weights);
 }
 
-#ifndef PREFETCH4
-#define PREFETCH4(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
-#endif
 /* sums[4 * t + r]: row r with token t. */
 COLIBRI_INLINE void rows4_tokens(const int type, const int bytes, const uint8_t *const *rows,
                                  int n_blocks, const struct colibri_act_row *acts, const int n,
                                  float *sums) {
     const uint8_t *p[4] = {rows[0], rows[1], rows[2], rows[3]};
-    const int64_t ahead = 4 * (int64_t)n_blocks * bytes;
+    const int64_t ahead = 4 * (int64_t)n_blocks * bytes; /* the next four rows */
     struct colibri_act_row act[ROWS4_TOKENS];
     __m512 sum[4][ROWS4_TOKENS], offset[ROWS4_TOKENS];
     for (int t = 0; t < n; t++) {
@@ -286,8 +283,7 @@ COLIBRI_INLINE void rows4_tokens(const int type, const int bytes, const uint8_t 
                 sum[r][t] = _mm512_fmadd_ps(_mm512_set1_ps(d[t][4 * r]),
                                             _mm512_cvtepi32_ps(products), sum[r][t]);
             }
-            for (int i = 0; i < bytes; i += 64)
-                PREFETCH4(p[r] + i + ahead);
+            colibri_fetch(p[r], ahead, bytes);
             p[r] += bytes;
         }
     }

@@ -12,10 +12,7 @@
 
 #include "blocks256.h"
 
-/* Bytes ahead of the weights in use. The processor's own prefetching stops at pages of 4 KiB. */
-#ifndef X16_AHEAD
-#define X16_AHEAD 2048
-#endif
+#define X16_AHEAD 4096 /* bytes */
 
 /* In a register: where a compiler sees two uses it would read memory twice. */
 COLIBRI_INLINE __m512i load16(const uint8_t *p) {
@@ -25,10 +22,7 @@ COLIBRI_INLINE __m512i load16(const uint8_t *p) {
 }
 
 COLIBRI_INLINE __m512i load16_ahead(const uint8_t *p) {
-#ifndef PREFETCH16
-#define PREFETCH16(p) _mm_prefetch((const char *)(p) + X16_AHEAD, _MM_HINT_T0)
-#endif
-    PREFETCH16(p);
+    _mm_prefetch((const char *)((uintptr_t)p + X16_AHEAD), _MM_HINT_T0);
     return load16(p);
 }
 
