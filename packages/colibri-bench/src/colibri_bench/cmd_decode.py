@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,49 +61,56 @@ def _main(argv: Sequence[str] | None) -> int:
         n_tokens=arguments.tokens,
         n_context=arguments.context,
     )
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False, markup=False)
     outcomes: list[Outcome] = []
+    machine = describe_machine(arguments.file).as_dict()
+    command = ["colibri", "bench", "decode", *(sys.argv[2:] if argv is None else argv)]
+
+    def results() -> Results:
+        return Results(
+            kind="decode",
+            command=command,
+            machine=machine,
+            rows=[row.as_dict() for row in summarise(outcomes)],
+            notes=_notes(outcomes),
+            is_complete=len(outcomes) == len(runs),
+            extra={"file": str(arguments.file), "runs": [o.as_dict() for o in outcomes]},
+        )
+
+    started = time.monotonic()
     try:
         with read_ahead(arguments.file, _PEER_READ_AHEAD_KB) as state:
-            console.print(f"read-ahead of the disk: {state}", highlight=False)
+            console.print(f"read-ahead of the disk: {state}")
             for outcome in run_all(runs, work):
                 outcomes.append(outcome)
-                speed = outcome.answer.get("tokens_per_s")
-                told = f"{speed:.2f} tokens/s" if speed else outcome.failure
-                console.print(
-                    f"{len(outcomes)}/{len(runs)} limit {outcome.limit}, {outcome.arm}: {told}",
-                    highlight=False,
-                    markup=False,
-                )
+                console.print(_progress(outcome, len(outcomes), len(runs), started))
+                # After each run: whatever ends this, what was measured is there.
+                if arguments.out is not None:
+                    save_results(results(), arguments.out)
     except KeyboardInterrupt:
         if not outcomes:
             raise
         console.print(f"interrupted after {len(outcomes)} of {len(runs)} runs: what there is")
-    rows = summarise(outcomes)
-    is_same = same_tokens(outcomes)
-    results = Results(
-        kind="decode",
-        command=["colibri", "bench", "decode", *(sys.argv[2:] if argv is None else argv)],
-        machine=describe_machine(arguments.file).as_dict(),
-        rows=[row.as_dict() for row in rows],
-        notes=_notes(outcomes, is_same=is_same),
-        is_complete=len(outcomes) == len(runs),
-        extra={"file": str(arguments.file), "runs": [outcome.as_dict() for outcome in outcomes]},
-    )
-    if arguments.out is not None:
-        save_results(results, arguments.out)
     if arguments.json:
-        print(json.dumps(results.as_dict()))
+        print(json.dumps(results().as_dict()))
         return EXIT_OK
-    _print(rows, results.notes)
+    _print(summarise(outcomes), results().notes)
     return EXIT_OK
 
 
-def _notes(outcomes: Sequence[Outcome], *, is_same: bool) -> list[str]:
+def _progress(outcome: Outcome, n_done: int, n_runs: int, started: float) -> str:
+    speed = outcome.answer.get("tokens_per_s")
+    told = f"{speed:.2f} tokens/s" if speed else outcome.failure
+    left = (time.monotonic() - started) / n_done * (n_runs - n_done)
+    return f"{n_done}/{n_runs} limit {outcome.limit}, {outcome.arm}: {told}; {left:.0f} s left"
+
+
+def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     states = sorted({outcome.cache_state for outcome in outcomes})
     notes = [f"before each run: {'; '.join(states)}"]
     if not all(outcome.is_cold for outcome in outcomes if outcome.limit_bytes is not None):
         notes.append("the starts were not surely cold: run as root for that")
+    is_same = same_tokens(outcomes)
     same = "all engines made the same tokens" if is_same else "the engines made different tokens"
     return [*notes, same]
 

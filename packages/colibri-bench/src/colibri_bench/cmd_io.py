@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ class _Bench:
     refused: dict[str, str] = field(default_factory=dict)
     states: set[str] = field(default_factory=set)
     n_done: int = 0
+    n_all: int = 0
+    started: float = field(default_factory=time.monotonic)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,36 +102,48 @@ def _main(argv: Sequence[str] | None) -> int:
             memory = stack.enter_context(copies_in_memory(sources[0][1].paths))
         if arguments.throttle is not None:
             stack.enter_context(throttled(path, arguments.throttle))
+        machine = describe_machine(path).as_dict()
+        command = ["colibri", "bench", "io", *(sys.argv[2:] if argv is None else argv)]
+
+        def results(*, is_complete: bool) -> Results:
+            rows = summarise(bench.readings)
+            return Results(
+                kind="io",
+                command=command,
+                machine=machine,
+                rows=[row.as_dict() for row in rows],
+                notes=_notes(bench, arguments.throttle, verdict(rows, token_bytes=token_bytes)),
+                is_complete=is_complete,
+                extra={"source": "made-up file" if arguments.file is None else str(path)},
+            )
+
+        bench.n_all = len(sources) * bench.n_rounds * len(bench.ways)
+        bench.started = time.monotonic()
         try:
             for size, blocks in sources:
                 _measure(bench, size, blocks, memory)
+                # After each size: whatever ends this, what was measured is there.
+                if arguments.out is not None:
+                    save_results(results(is_complete=size == sources[-1][0]), arguments.out)
         except KeyboardInterrupt:
             if not bench.readings:
                 raise
             is_complete = False
-        machine = describe_machine(path).as_dict()
-    rows = summarise(bench.readings)
-    notes = [f"before each reading: {'; '.join(sorted(bench.states))}"]
-    if arguments.throttle is not None:
-        notes.append(f"the disk was held to {arguments.throttle / 1e6:.0f} MB/s for every way")
-    notes += [f"{name}: {why}" for name, why in bench.refused.items()]
-    notes += verdict(rows, token_bytes=token_bytes)
-    results = Results(
-        kind="io",
-        command=["colibri", "bench", "io", *(sys.argv[2:] if argv is None else argv)],
-        machine=machine,
-        rows=[row.as_dict() for row in rows],
-        notes=notes,
-        is_complete=is_complete,
-        extra={"source": "made-up file" if arguments.file is None else str(arguments.file)},
-    )
+    final = results(is_complete=is_complete)
     if arguments.out is not None:
-        save_results(results, arguments.out)
+        save_results(final, arguments.out)
     if arguments.json:
-        print(json.dumps(results.as_dict()))
+        print(json.dumps(final.as_dict()))
         return EXIT_OK
-    _print(rows, notes)
+    _print(summarise(bench.readings), final.notes)
     return EXIT_OK
+
+
+def _notes(bench: _Bench, throttle: int | None, words: Sequence[str]) -> list[str]:
+    notes = [f"before each reading: {'; '.join(sorted(bench.states))}"]
+    if throttle is not None:
+        notes.append(f"the disk was held to {throttle / 1e6:.0f} MB/s for every way")
+    return [*notes, *(f"{name}: {why}" for name, why in bench.refused.items()), *words]
 
 
 def _measure(bench: _Bench, size: int, blocks: Blocks, memory: list[Path]) -> None:
@@ -141,7 +156,8 @@ def _measure(bench: _Bench, size: int, blocks: Blocks, memory: list[Path]) -> No
                 bench.readings.append(reading)
             bench.n_done += 1
             bench.console.print(
-                f"{bench.n_done}: {size_label(size)}, {way.name}: {_told(bench, way)}"
+                f"{bench.n_done}/{bench.n_all}: {size_label(size)}, {way.name}: "
+                f"{_told(bench, way)}; {_left_s(bench):.0f} s left"
             )
 
 
@@ -165,6 +181,11 @@ def _read_twice(
             n_major_faults=timed.n_major_faults, disk_bytes=timed.disk_bytes, mode=timed.mode,
             reason=timed.reason,
         )  # fmt: skip
+
+
+def _left_s(bench: _Bench) -> float:
+    spent = time.monotonic() - bench.started
+    return spent / bench.n_done * (bench.n_all - bench.n_done)
 
 
 def _told(bench: _Bench, way: Way) -> str:
