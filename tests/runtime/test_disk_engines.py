@@ -74,6 +74,11 @@ def engine_of(source, pool):
         engine.close()
 
 
+def needs_library():
+    if native().library is None:
+        pytest.skip(f"no C library: {native().reason}")
+
+
 def ring_of(kind, depth=4):
     try:
         return kind(depth)
@@ -275,6 +280,8 @@ def test_descriptors_are_given_back(source, pool, engine_of, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_process_may_end_with_reads_in_flight(tmp_path, name):
+    if name in disk_choice._RINGS:
+        needs_library()
     assert run_child("helpers.disk_children:leave_in_the_middle", str(tmp_path / "a"), name) == []
 
 
@@ -428,8 +435,7 @@ def test_addresses_and_offsets_are_told_apart(source, pool, monkeypatch):
 
 
 def test_the_kernel_tells_what_the_disk_wants(source):
-    if native().library is None:
-        pytest.skip(f"no C library: {native().reason}")
+    needs_library()
     with open(source.path, "rb") as file:
         wants = disk_files.direct_alignment(file.fileno())
     if wants is None:
@@ -482,6 +488,7 @@ def test_file_systems_are_known_by_their_number(tmp_path):
 
 
 def child(tmp_path, name, **options):
+    needs_library()
     forbidden = {str(number): error for number, error in options.pop("forbidden", {}).items()}
     return run_child(
         "helpers.disk_children:read_under",
@@ -691,8 +698,7 @@ def test_an_idle_ring_gives_nothing_and_closes_twice(kind):
 @pytest.mark.parametrize("kind", [UringRing, AioRing])
 @pytest.mark.parametrize("depth", [0, 100_000])
 def test_a_depth_out_of_range_is_refused(kind, depth):
-    if native().library is None:
-        pytest.skip(f"no C library: {native().reason}")
+    needs_library()
     with pytest.raises(OSError) as caught:
         kind(depth)
 
