@@ -44,7 +44,7 @@ def test_a_native_batch_is_large_where_there_is_room_for_it(model_file: Path) ->
     backend = NativeBackend(n_threads=1)
     sizes = [
         settled(model_file, RunConfig(), backend, available).batch_size
-        for available in (64 * GIB, 48 * 2**20, 16 * 2**20, None)
+        for available in (64 * GIB, 40 * 2**20, 6 * 2**20, None)
     ]
     given = settled(model_file, RunConfig(memory_bytes=64 * GIB), backend, 2**20)
     backend.close()
