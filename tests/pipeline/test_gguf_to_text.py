@@ -78,8 +78,8 @@ def test_interleaved_rows_give_the_same_text(tmp_path: Path, recorded: dict[str,
     [
         (CONFIG, "twin", 0.0),
         (CONFIG, "stored", 0.06),
-        (NATIVE, "stored", 0.03),
-        (replace(NATIVE, kv_dtype="f16"), "stored", 0.06),
+        (NATIVE, "stored", 0.06),
+        (replace(NATIVE, kv_dtype="f16"), "stored", 0.1),
     ],
 )
 def test_choices_differ_at_near_ties_alone(
