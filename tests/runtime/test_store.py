@@ -402,6 +402,21 @@ def test_policies_are_told_of_each_fetch_without_routing_too():
     assert told == [(1, [3, 1], None)] * 2
 
 
+def test_where_every_block_has_a_slot_no_policy_is_asked_and_in_the_end_nothing_read_ahead():
+    made = []
+    source = make_source(layouts=LAYOUTS, n_experts=4)
+    plan = make_plan(source, 16)
+    pool = Pool(plan.n_slots, block_slot_bytes(source))
+    store = Store(source, pool, StepEngine(source), plan, make_policy=made.append)
+    before = store.look_ahead
+    for layer in range(4):
+        assert sorted(ask(source, store, layer, range(4))) == [0, 1, 2, 3]
+
+    assert made == []
+    assert (before, store.look_ahead) == (1, 0)
+    assert store.cache.n_resident == 16
+
+
 def test_a_policy_that_gives_nothing_up_is_an_error_and_no_hang():
     class Miser:
         def pin(self, key): ...

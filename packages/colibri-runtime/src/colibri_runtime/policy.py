@@ -67,6 +67,36 @@ class Policy(Protocol):
         """
 
 
+class KeepAll:
+    """For slots enough for every block: keeps no order, because none is ever evicted."""
+
+    def observe(
+        self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
+    ) -> None:
+        """Nothing."""
+
+    def pin(self, key: Key) -> None:
+        """Nothing."""
+
+    def release(self, key: Key) -> None:
+        """Nothing."""
+
+    def admit(self, key: Key) -> None:
+        """Nothing."""
+
+    def touch(self, key: Key) -> None:
+        """Nothing."""
+
+    def expire(self, key: Key) -> None:
+        """Nothing."""
+
+    def seed(self, shares: Mapping[Key, float]) -> None:
+        """Nothing."""
+
+    def victim(self, *, is_prefetch: bool) -> None:
+        """None: there is a free slot for whatever is not resident."""
+
+
 def fuse_tokens(
     experts: NDArray[np.integer[Any]], weights: NDArray[np.floating[Any]] | None
 ) -> tuple[list[int], list[float] | None]:

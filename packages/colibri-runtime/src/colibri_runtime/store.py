@@ -18,7 +18,7 @@ from .cache import Cache
 from .disk import DiskEngine, IoReport
 from .fetch import CurrentFetch, Fetch, ReadyCallback, closed_error
 from .passes import Passes
-from .policy import Key, Policy, fuse_tokens
+from .policy import KeepAll, Key, Policy, fuse_tokens
 from .policy_lru import LayerLru
 from .pool import Pool
 from .pool_plan import PoolPlan, SlotClass, plan_pool
@@ -57,7 +57,8 @@ class Store:
         pool: cut as `plan` says.
         engine: reads from the sources' files, in the order of `block_files`.
         plan: which slots there are, and how they are shared out.
-        make_policy: the policy of one class of slots; default `LayerLru`.
+        make_policy: the policy of one class of slots, where these are fewer than its blocks;
+            default `LayerLru`.
         history: is told of each fetch; None keeps none.
         predictor: after each fetch says what to read ahead; None leaves that to `prefetch`.
         gate: decides by trial whether to read ahead at all; None always does.
@@ -90,7 +91,11 @@ class Store:
         self.stats = Stats(table.n_layers)
         self._engine = engine
         make = make_policy or (lambda slots: LayerLru(slots.plan.quotas))
-        policies = [make(slots) for slots in plan.classes]
+        policies = [
+            KeepAll() if slots.plan.n_slots >= slots.n_blocks else make(slots)
+            for slots in plan.classes
+        ]
+        self._n_blocks = sum(slots.n_blocks for slots in plan.classes)
         self._observers = _observers(policies, plan, table.n_layers)
         self._observed = -1
         self._preload: deque[Key] = deque()
@@ -128,8 +133,11 @@ class Store:
     @property
     def look_ahead(self) -> int:
         """Layers ahead whose experts are worth predicting and handing to `prefetch` now: 0 where
-        the store predicts by itself, and while it reads nothing ahead because that did not pay."""
-        return self.prefetch_depth if self._predictor is None and self._is_ahead_on else 0
+        the store predicts by itself, while it reads nothing ahead because that did not pay, and
+        when every block is resident."""
+        if self._predictor is not None or not self._is_ahead_on:
+            return 0
+        return self.prefetch_depth if self._cache.n_resident < self._n_blocks else 0
 
     @property
     def prefetch_depth(self) -> int:
@@ -233,6 +241,8 @@ class Store:
         if self._is_closed:
             raise closed_error()
         self._check(layer, ())
+        if not self._observers[layer]:
+            return
         asked, shares = fuse_tokens(experts, weights)
         for observe in self._observers[layer]:
             observe(layer, asked, shares)
@@ -407,7 +417,7 @@ def _observers(
     found: list[list[Callable[..., None]]] = [[] for _ in range(n_layers)]
     for policy, slots in zip(policies, plan.classes, strict=True):
         for layer, n_blocks in enumerate(slots.blocks_per_layer):
-            if n_blocks:
+            if n_blocks and not isinstance(policy, KeepAll):
                 found[layer].append(policy.observe)
     return found
 
