@@ -178,8 +178,8 @@ print(json.dumps({"peak": peak, **report.to_record()}))
 """
 
 
-def test_peak_memory_of_an_export_is_far_below_one_tensor(roomy_path: Path) -> None:
-    source, packed, output = (roomy_path / name for name in ("m.gguf", "m.colibri", "out.gguf"))
+def test_peak_memory_of_an_export_is_far_below_one_tensor(folder: Path) -> None:
+    source, packed, output = (folder / name for name in ("m.gguf", "m.colibri", "out.gguf"))
     synthetic_models.write_gguf(source, n_layers=1, n_experts=160, hidden=2048, width=768)
     colibri_repack.repack(source, packed)
 
