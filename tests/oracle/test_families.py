@@ -117,7 +117,7 @@ def test_experts_are_those_that_transformers_computes_with(
 
     model = saved(name, tmp_path / "in")
 
-    repack(tmp_path / "in", tmp_path / "out.colibri", quant=quant)
+    repack(tmp_path / "in", tmp_path / "out.colibri", quant=quant, layout="plain")
 
     n_blocks = 0
     with colibri_format.open(tmp_path / "out.colibri") as file:
@@ -182,8 +182,8 @@ def test_fp8_is_decoded_as_torch_does(tmp_path: Path, kind: str) -> None:
     folder = write_folder(tmp_path / "in", state, f.config("phimoe") | {
         "quantization_config": settings})  # fmt: skip
 
-    repack(folder, tmp_path / "a.colibri")
-    repack(folder, tmp_path / "b.colibri", fp8="f32")
+    repack(folder, tmp_path / "a.colibri", layout="plain")
+    repack(folder, tmp_path / "b.colibri", fp8="f32", layout="plain")
 
     with (
         colibri_format.open(tmp_path / "a.colibri") as a,
@@ -217,7 +217,7 @@ def test_mxfp4_is_decoded_as_transformers_does(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "in", state, f.config("gpt_oss") | {
         "quantization_config": {"quant_method": "mxfp4"}})  # fmt: skip
 
-    repack(folder, tmp_path / "out.colibri")
+    repack(folder, tmp_path / "out.colibri", layout="plain")
 
     with colibri_format.open(tmp_path / "out.colibri") as file:
         for (layer, name), values in expected.items():
