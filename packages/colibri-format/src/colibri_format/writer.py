@@ -39,7 +39,7 @@ class Writer:
     With `resume` a journal stands beside the unfinished file, and an exception leaves both, unless
     nothing was entered or `abandon` was called; a note on the exception says so. A later writer
     with the same plan and facts goes on from there: what `has_block`, `has_tensor` and `has_file`
-    know is not to be written again. `buffer_bytes`: size of each of three buffers a file.
+    know is not to be written again. `buffer_bytes`: size of each of six buffers a file.
 
     Raises:
         UsageError: `written-twice`, `not-written`, `bad-length`, `no-such-expert`,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from colibri_format import format_size
+from colibri_format.write_behind import N_BUFFERS, N_THREADS
 
 from .errors import MemoryBudgetError
 
@@ -17,7 +18,6 @@ DEFAULT_MEMORY: Final = 512 * 2**20
 PIECES: Final = 32
 """Slices, or parts of them, that one tile holds at most."""
 PAGE: Final = 4096
-N_WRITE_BUFFERS: Final = 3
 _MIB: Final = 2**20
 _TILES: Final = (4 * _MIB, 2 * _MIB, _MIB)
 _SMALL_TILES: Final = (_MIB // 2, _MIB // 4)
@@ -48,7 +48,7 @@ class MemoryNeeds:
 class MemoryPlan:
     """Buffers within a budget: `n_tiles` results of `tile_bytes`, made by `n_workers` threads.
 
-    While one result is written the others are read ahead. Each output file has `N_WRITE_BUFFERS`
+    While one result is written the others are read ahead. Each output file has `N_BUFFERS`
     of `write_buffer_bytes`. `total_bytes` is the peak, never above `budget_bytes`.
     """
 
@@ -100,7 +100,7 @@ def _planned(budget: int, needs: MemoryNeeds, tile: int, n_workers: int) -> Memo
         needs.fixed_bytes
         + n_tiles * buffer
         + n_workers * worker
-        + needs.n_files * (N_WRITE_BUFFERS * write_buffer + _PER_THREAD)
+        + needs.n_files * (N_BUFFERS * write_buffer + N_THREADS * _PER_THREAD)
     )
     return MemoryPlan(budget, total, tile, n_workers, n_tiles, write_buffer)
 
