@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import queue
 import threading
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from .checksum import Buffer, view_bytes
 from .errors import StorageError
 from .layout import PAGE, round_up
+from .page_memory import page_memory
 
 BUFFER_BYTES: Final = 4 * 2**20
 N_BUFFERS: Final = 6
@@ -134,9 +134,7 @@ class WriteBehind:
                 self._threads.append(thread)
                 thread.start()
         if len(self._buffers) < N_BUFFERS:
-            # Anonymous mappings start at a page, as direct I/O requires.
-            memory = mmap.mmap(-1, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._buffers.append(np.frombuffer(memory, np.uint8))
+            self._buffers.append(page_memory(self._size))
             self._current = len(self._buffers) - 1
         else:
             self._current = self._free.get()

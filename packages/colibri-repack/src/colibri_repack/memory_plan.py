@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from colibri_format import format_size
+from colibri_format import format_size, round_up
+from colibri_format.page_memory import page_memory_bytes
 from colibri_format.write_behind import N_BUFFERS, N_THREADS
 
 from .errors import MemoryBudgetError
@@ -95,16 +96,16 @@ def _planned(budget: int, needs: MemoryNeeds, tile: int, n_workers: int) -> Memo
     worker = _PER_THREAD + needs.worker_bytes
     worker += buffer * (needs.is_recoding + needs.is_interleaving)
     worker += _DECODING_TILES * tile * needs.is_decoding
-    write_buffer = min(_WRITE_BUFFER, tile)
+    write_buffer = min(_WRITE_BUFFER, round_up(tile, PAGE))
     total = (
         needs.fixed_bytes
         + n_tiles * buffer
         + n_workers * worker
-        + needs.n_files * (N_BUFFERS * write_buffer + N_THREADS * _PER_THREAD)
+        + needs.n_files * (N_BUFFERS * page_memory_bytes(write_buffer) + N_THREADS * _PER_THREAD)
     )
     return MemoryPlan(budget, total, tile, n_workers, n_tiles, write_buffer)
 
 
 def tile_buffer_bytes(tile_bytes: int) -> int:
     """Memory of one tile: direct reads want each piece as far from a page as in its file."""
-    return tile_bytes + (PIECES + 1) * PAGE
+    return page_memory_bytes(tile_bytes + (PIECES + 1) * PAGE)

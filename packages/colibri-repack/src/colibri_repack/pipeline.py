@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import queue
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,8 @@ from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
+
+from colibri_format.page_memory import page_memory
 
 from ._native import ElementError
 from .errors import RepackError, SourceError
@@ -109,8 +110,7 @@ class _Memory:
     """Anonymous pages, used again and again: fresh ones would cost a page fault each."""
 
     def __init__(self, size: int) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._bytes = np.frombuffer(mmap.mmap(-1, size, flags), np.uint8)
+        self._bytes = page_memory(size)
 
     def place(self, position: int, size: int, offset: int) -> NDArray[np.uint8]:
         """`size` bytes from `position` on, or up to a page later: as far from one as `offset`."""
