@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from pathlib import Path
+
+import pytest
 
 from colibri_runtime.blocks import plan_read
 from colibri_runtime.disk_files import UNKNOWN_ALIGNMENT, IoMode, OpenFile
@@ -19,6 +22,8 @@ class ScriptedRing:
     """
 
     name = "scripted"
+    backlog = 0
+    is_checking = False
 
     def __init__(self, acts=(), answers=()):
         self.acts = list(acts)
@@ -55,6 +60,12 @@ class ScriptedRing:
             result = act(request, result)
         return [request.tag, result]
 
+    def withdraw(self, tag):
+        return False
+
+    def promote(self, tag):
+        pass
+
     def in_flight(self):
         return len(self.queue)
 
@@ -90,3 +101,19 @@ def read_of(source, pool, key=(0, 0), slot=0, **options):
     for name, value in options.items():
         setattr(read, name, value)
     return read
+
+
+def ring_of(kind, depth=4):
+    """A ring of the kernel's, if it has one for us."""
+    try:
+        return kind(depth)
+    except OSError as error:
+        pytest.skip(f"{kind.name}: {error}")
+
+
+def n_descriptors():
+    """How many descriptors this process has open."""
+    folder = Path("/proc/self/fd")
+    if not folder.is_dir():
+        pytest.skip(f"no {folder} to count descriptors in")
+    return len(list(folder.iterdir()))

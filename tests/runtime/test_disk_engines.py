@@ -27,7 +27,7 @@ from colibri_runtime.disk_ring import AioRing, Request, UringRing
 from colibri_runtime.pool import Pool
 from helpers.blocks import make_source, small_layout
 from helpers.disk_children import open_one, read_all
-from helpers.rings import open_plain, read_of
+from helpers.rings import n_descriptors, open_plain, read_of, ring_of
 from helpers.sandbox import (
     IO_SETUP,
     IO_SUBMIT,
@@ -79,13 +79,6 @@ def needs_library():
         pytest.skip(f"no C library: {native().reason}")
 
 
-def ring_of(kind, depth=4):
-    try:
-        return kind(depth)
-    except OSError as error:
-        pytest.skip(f"{kind.name}: {error}")
-
-
 def assert_right(source, read):
     assert read.error is None
     assert np.array_equal(read.buffer[: read.size], source.payload[read.layer, read.expert])
@@ -96,13 +89,6 @@ def fetch(engine, read):
     (done,) = engine.wait()
     assert done is read
     return read
-
-
-def n_descriptors():
-    folder = Path("/proc/self/fd")
-    if not folder.is_dir():
-        pytest.skip(f"no {folder} to count descriptors in")
-    return len(list(folder.iterdir()))
 
 
 # Each engine
@@ -305,6 +291,20 @@ def test_auto_takes_the_first_engine_that_reads_directly(source, pool, engine_of
     else:
         assert report.tried[0].engine == "uring"
         assert report.tried[0].reason
+
+
+@pytest.mark.parametrize("name", [EngineName.URING, EngineName.AIO])
+def test_without_a_thread_blocks_are_checked_where_they_are_waited_for(
+    source, pool, engine_of, monkeypatch, name
+):
+    def refuse(*_):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("colibri_runtime.disk_choice.WorkerRing", refuse)
+    engine = engine_of(name)
+
+    assert_right(source, fetch(engine, read_of(source, pool, (1, 2))))
+    assert "no thread that reads on and checks" in engine.report().notes[-1]
 
 
 def test_auto_says_what_was_refused_and_why(source, pool, engine_of, monkeypatch):

@@ -1,10 +1,12 @@
-/* What the disk gives to a loop around io_uring that does nothing else: the yardstick of
- * disk_engines.py, independent of the library's own code.
+/* What the disk gives to a loop around io_uring that does nothing else: the yardstick of the
+ * benchmarks, independent of the library's own code. Also `spin`, the stand-in for computing of
+ * store_replay.py, which loads this as a library.
  *
- * bare_uring FILE BLOCK_BYTES DEPTH GROUP N_SLOTS < offsets (u64, native order)
- * Reads blocks directly into huge pages, GROUP at a time with at most DEPTH in flight, waiting for
- * each group before the next, into N_SLOTS slots in turn. Prints wall seconds, CPU seconds and
- * bytes. */
+ *     bare_uring FILE BLOCK_BYTES DEPTH GROUP N_SLOTS < OFFSETS (u64, native order)
+ *
+ * reads blocks directly into huge pages, GROUP at a time with at most DEPTH in flight, waiting for
+ * each group before the next, into N_SLOTS slots in turn (as many as the other side has: memory that
+ * is in no cache is slower to fill). Prints wall seconds, CPU seconds and bytes. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -24,6 +26,14 @@ static double now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* Keeps a core busy for `ns` nanoseconds. */
+void spin(int64_t ns)
+{
+    const double end = now() + 1e-9 * (double)ns;
+    while (now() < end) {
+    }
 }
 
 static double cpu(void)

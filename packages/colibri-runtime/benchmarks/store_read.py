@@ -3,7 +3,7 @@
 Arms, interleaved, the order turned by one each round, each with the page cache of this machine
 emptied of the file and every block read once in a random order of the round's own:
 
-- bare: io_uring from C (bare_reads.c), direct, same depth, no checksums;
+- bare: io_uring from C (bare_uring.c), direct, same depth, no checksums, as many slots;
 - store: fetch, take, close, checksums on, `--io auto`; once in fetches of 8 blocks, as a token
   asks, where the queue runs dry at the end of each, and once in fetches of 64;
 - unchecked: the same with 64 and without checksums;
@@ -36,6 +36,12 @@ from colibri_runtime import RunConfig, equal_slots
 from colibri_runtime.opening import open_pool
 
 N_EXPERTS = 64
+POOL_BYTES = 320 * 2**20
+
+
+def slots_of(block_bytes):
+    """As many slots as a pool has, in huge pages and in no cache."""
+    return POOL_BYTES // block_bytes
 
 
 def cpu_seconds():
@@ -48,7 +54,7 @@ def by_store(blocks, order, group, depth, io, *, is_verified=True):
     counts = [N_EXPERTS] * blocks.geometry.n_layers
     size = int(blocks.block_index.entries["size"][0, 0])
     slot_bytes = -(-size // 4096) * 4096
-    plan = equal_slots(slot_bytes, counts, 2 * depth, 8, 0)
+    plan = equal_slots(slot_bytes, counts, slots_of(slot_bytes), 8, 0)
     config = RunConfig(
         io=io, io_depth=depth, prefetch_depth=0, policy="lru", is_verified=is_verified
     )
@@ -96,7 +102,7 @@ def main(argv=None):
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--gib", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--io", default="auto")
     parser.add_argument("--sizes", default="1048576,3670016,8388608")
     parser.add_argument("--limit-mb", type=int, help="slow the disk down to so many MB/s (root)")
@@ -129,7 +135,9 @@ def run(blocks, size, program, options, rng):
         return result
 
     arms = {
-        "bare": lambda order, offsets: bare_read(program, path, offsets, size, depth, "direct"),
+        "bare": lambda order, offsets: bare_read(
+            program, path, offsets, size, depth, n_slots=slots_of(size)
+        ),
         "store, 8": lambda order, offsets: store(order, 8),
         "store, 64": lambda order, offsets: store(order, 64),
         "unchecked, 64": lambda order, offsets: store(order, 64, is_verified=False),

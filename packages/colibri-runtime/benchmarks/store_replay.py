@@ -174,7 +174,7 @@ def disk_rate(program, blocks, options, rng):
     chosen = [int(offset) for offset in rng.choice(offsets, min(300, len(offsets)), replace=False)]
     forget(blocks.path)
     stride = -(-options.block_bytes // 4096) * 4096
-    seconds, _, n_bytes = bare_read(program, blocks.path, chosen, stride, 8, "direct")
+    seconds, _, n_bytes = bare_read(program, blocks.path, chosen, stride, 2, n_slots=64)
     return n_bytes / seconds
 
 

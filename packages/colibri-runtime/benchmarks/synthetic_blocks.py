@@ -99,18 +99,28 @@ def disk_limit(folder: Path, bytes_per_s: int | None):
 
 
 def compile_bare(folder: Path, *, is_library: bool = False) -> Path:
-    """The program or library of bare_reads.c, compiled into `folder`."""
-    out = folder / ("libbare_reads.so" if is_library else "bare_reads")
+    """The program or library of bare_uring.c, compiled into `folder`."""
+    out = folder / ("libbare_uring.so" if is_library else "bare_uring")
     options = ["-shared", "-fPIC"] if is_library else []
-    command = ["cc", "-O2", "-std=c11", *options, "-o", str(out), str(HERE / "bare_reads.c")]
+    command = ["cc", "-O2", "-std=gnu11", *options, "-o", str(out), str(HERE / "bare_uring.c")]
     subprocess.run(command, check=True)
     return out
 
 
-def bare_read(program: Path, path: Path, offsets: list[int], block_bytes: int, depth: int, mode):
-    """Seconds, CPU seconds and bytes of a loop that only reads."""
-    command = [str(program), str(path), str(block_bytes), str(depth), mode]
-    text = "\n".join(map(str, offsets))
-    done = subprocess.run(command, input=text, text=True, check=True, capture_output=True)
+def bare_read(
+    program: Path,
+    path: Path,
+    offsets: list[int],
+    block_bytes: int,
+    depth: int,
+    *,
+    n_slots: int,
+    group: int = 64,
+):
+    """Seconds, CPU seconds and bytes of a loop that only reads, `group` blocks at a time."""
+    numbers = (block_bytes, depth, group, n_slots)
+    command = [str(program), str(path), *map(str, numbers)]
+    text = np.array(offsets, np.uint64).tobytes()
+    done = subprocess.run(command, input=text, check=True, capture_output=True)
     seconds, cpu, n_bytes = done.stdout.split()
     return float(seconds), float(cpu), int(n_bytes)

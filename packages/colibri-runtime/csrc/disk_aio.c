@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "disk.h"
+#include "disk_internal.h"
 
 #if defined(__linux__)
 #include <linux/aio_abi.h>
@@ -89,17 +90,14 @@ int32_t colibri_aio_submit(void *queue, const struct colibri_read *reads, uint32
     return (int32_t)n_taken;
 }
 
-int32_t colibri_aio_reap(void *queue, struct colibri_done *done, uint32_t room, int32_t wait)
+static int32_t get_events(struct aio *a, struct colibri_done *done, uint32_t room, int32_t wait)
 {
-    struct aio *a = queue;
     struct io_event events[BATCH];
     struct timespec none = {0, 0};
     long got, i;
 
     if (room > BATCH)
         room = BATCH;
-    if (a->in_flight == 0 || room == 0)
-        return 0;
     got = syscall(SYS_io_getevents, a->context, (long)(wait ? 1 : 0), (long)room, events,
                   wait ? NULL : &none);
     if (got < 0)
@@ -108,8 +106,30 @@ int32_t colibri_aio_reap(void *queue, struct colibri_done *done, uint32_t room, 
         done[i].tag = (int64_t)events[i].data;
         done[i].result = events[i].res;
     }
-    a->in_flight -= (uint32_t)got;
     return (int32_t)got;
+}
+
+int32_t colibri_aio_await(void *queue, struct colibri_done *done, uint32_t room)
+{
+    return get_events(queue, done, room, 1);
+}
+
+void colibri_aio_retire(void *queue, uint32_t n)
+{
+    ((struct aio *)queue)->in_flight -= n;
+}
+
+int32_t colibri_aio_reap(void *queue, struct colibri_done *done, uint32_t room, int32_t wait)
+{
+    struct aio *a = queue;
+    int32_t n;
+
+    if (a->in_flight == 0 || room == 0)
+        return 0;
+    n = get_events(a, done, room, wait);
+    if (n > 0)
+        a->in_flight -= (uint32_t)n;
+    return n;
 }
 
 int32_t colibri_aio_in_flight(void *queue)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "disk.h"
+#include "disk_internal.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -286,22 +287,38 @@ static uint32_t take(struct uring *u, struct colibri_done *done, uint32_t room)
         n++;
     }
     __atomic_store_n(u->cq_head, head, __ATOMIC_RELEASE);
-    u->in_flight -= n;
     return n;
 }
 
-int32_t colibri_uring_reap(void *queue, struct colibri_done *done, uint32_t room, int32_t wait)
+int32_t colibri_uring_await(void *queue, struct colibri_done *done, uint32_t room)
 {
     struct uring *u = queue;
     uint32_t n = take(u, done, room);
 
-    while (n == 0 && wait && room && u->in_flight) {
+    if (n == 0) {
         const int got = enter(u, 0, 1, ENTER_GETEVENTS);
         n = take(u, done, room);
         if (got < 0 && n == 0)
             return got;
     }
     return (int32_t)n;
+}
+
+void colibri_uring_retire(void *queue, uint32_t n)
+{
+    ((struct uring *)queue)->in_flight -= n;
+}
+
+int32_t colibri_uring_reap(void *queue, struct colibri_done *done, uint32_t room, int32_t wait)
+{
+    struct uring *u = queue;
+    int32_t n = (int32_t)take(u, done, room);
+
+    while (n == 0 && wait && room && u->in_flight)
+        n = colibri_uring_await(u, done, room);
+    if (n > 0)
+        u->in_flight -= (uint32_t)n;
+    return n;
 }
 
 int32_t colibri_uring_in_flight(void *queue)
@@ -317,7 +334,9 @@ int32_t colibri_uring_close(void *queue)
         return 0;
     while (u->in_flight) {
         const int got = enter(u, 0, 1, ENTER_GETEVENTS);
-        if (take(u, NULL, u->in_flight) == 0 && got < 0 && got != -EAGAIN && got != -EBUSY)
+        const uint32_t n = take(u, NULL, u->in_flight);
+        u->in_flight -= n;
+        if (n == 0 && got < 0 && got != -EAGAIN && got != -EBUSY)
             return got;
     }
     unmap(u);

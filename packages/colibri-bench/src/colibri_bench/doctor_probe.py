@@ -15,7 +15,7 @@ import numpy as np
 
 from colibri_format import ColibriError
 from colibri_runtime._native import native
-from colibri_runtime.disk_queue import DEFAULT_DEPTH
+from colibri_runtime.disk_queue import default_depth
 from colibri_runtime.machine import available_bytes
 
 from .doctor_plan import Probe
@@ -80,7 +80,7 @@ def _disk_rate(engine: str, blocks: Blocks, seconds: float) -> float | None:
     n_bytes, spent = 0, 0.0
     started = time.perf_counter()
     for piece in pieces:
-        timed = read_extents(Way(engine, DEFAULT_DEPTH), blocks.paths, piece)
+        timed = read_extents(Way(engine, default_depth(blocks.largest)), blocks.paths, piece)
         n_bytes += timed.n_bytes
         spent += timed.seconds
         if time.perf_counter() - started > seconds:

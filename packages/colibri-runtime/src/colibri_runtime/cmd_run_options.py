@@ -10,7 +10,7 @@ from colibri_format import ColibriError, parse_size
 from .config import KV_DTYPE_NAMES, RunConfig
 from .disk import EngineName
 from .disk_mmap import DEFAULT_MMAP_THREADS
-from .disk_queue import DEFAULT_DEPTH
+from .disk_queue import DEPTH_BYTES, LEAST_DEPTH
 from .disk_threads import DEFAULT_IO_THREADS
 from .history import history_path
 from .policies import POLICY_NAMES
@@ -168,7 +168,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--io-depth",
         type=int,
         metavar="N",
-        help=f"reads in flight, of uring and aio; default: {DEFAULT_DEPTH}",
+        help=f"reads in flight, of uring and aio; default: {LEAST_DEPTH}, or what makes "
+        f"{DEPTH_BYTES >> 20} MiB of smaller blocks",
     )
     parser.add_argument(
         "--volume",

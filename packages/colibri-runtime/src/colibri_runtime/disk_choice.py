@@ -14,9 +14,15 @@ from colibri_format import StorageError, UsageError
 from .disk import DiskEngine, EngineName, Trial
 from .disk_files import BlockFile, IoMode, OpenFile, join_modes, open_blocks, prove, words
 from .disk_mmap import DEFAULT_MMAP_THREADS, MmapEngine
-from .disk_queue import DEFAULT_DEPTH, DEFAULT_SPLIT_BYTES, QueueEngine
-from .disk_ring import MAX_DEPTH, AioRing, NativeRing, UringRing, read_once
+from .disk_queue import (
+    DEFAULT_PREFETCH_DEPTH,
+    DEFAULT_SPLIT_BYTES,
+    QueueEngine,
+    default_depth,
+)
+from .disk_ring import MAX_DEPTH, AioRing, NativeRing, Ring, UringRing, read_once
 from .disk_threads import DEFAULT_IO_THREADS, ThreadsEngine
+from .disk_worker import WorkerRing
 
 MAX_IO_THREADS: Final = 64
 _RINGS: Final[dict[EngineName, type[NativeRing]]] = {
@@ -70,7 +76,7 @@ def open_engine(
             _RINGS[kind],
             files,
             arena,
-            depth=depth or DEFAULT_DEPTH,
+            depth=depth or default_depth(_largest(files)),
             split_bytes=DEFAULT_SPLIT_BYTES if split_bytes is None else split_bytes,
             direct=direct,
             is_verified=is_verified,
@@ -118,6 +124,11 @@ def open_engine(
     )
 
 
+def _largest(files: Sequence[BlockFile]) -> int:
+    """Bytes of the largest block among those that prove the files."""
+    return max((file.probe.length for file in files if file.probe is not None), default=0)
+
+
 class _UnavailableError(OSError):
     """The system has no such queue for us."""
 
@@ -143,8 +154,13 @@ def _ring_engine(
         notes = _register(ring, files, opened, arena) if isinstance(ring, UringRing) else []
         if isinstance(ring, AioRing) and join_modes(opened)[0] is IoMode.BUFFERED:
             notes.append("buffered reads of aio are made one after another while they are begun")
+        driven: Ring = ring
+        try:
+            driven = WorkerRing(ring, depth, min(DEFAULT_PREFETCH_DEPTH, depth))
+        except OSError as error:
+            notes.append(f"no thread that reads on and checks: {words(error)}")
         return QueueEngine(
-            ring,
+            driven,
             opened,
             depth=depth,
             split_bytes=split_bytes,

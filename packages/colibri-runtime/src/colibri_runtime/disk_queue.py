@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from colibri_format import StorageError, UsageError
-from colibri_format.layout import round_up
+from colibri_format.layout import block_seed, round_up
 
 from .disk import BlockRead, IoReport, Trial, check_submit
 from .disk_faults import (
@@ -27,13 +27,23 @@ from .disk_faults import (
 from .disk_files import IoMode, OpenFile, buffer_address, join_modes
 from .disk_ring import MAX_REQUEST, Request, Ring
 
-DEFAULT_DEPTH: Final = 4
-"""Deeper queues bring blocks in together, late, and their checks at the end; docs/io.md."""
+LEAST_DEPTH: Final = 2
+MOST_DEPTH: Final = 16
+DEPTH_BYTES: Final = 4 * 2**20
+"""In flight by default: one request is read while the next waits, more for small blocks. Deeper
+queues bring blocks in together, late; docs/io.md."""
 
 DEFAULT_SPLIT_BYTES: Final = 0
 """Whole blocks: pieces of any size gained nothing; docs/io.md."""
 
 DEFAULT_PREFETCH_DEPTH: Final = 2
+
+_WORD: Final = (1 << 64) - 1
+
+
+def default_depth(block_bytes: int) -> int:
+    """Requests of `block_bytes` to keep in flight where nobody says how many."""
+    return max(LEAST_DEPTH, min(MOST_DEPTH, -(-DEPTH_BYTES // max(1, block_bytes))))
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +54,10 @@ class _Begun:
     file: OpenFile
     address: int
     started_ns: int
+    ended_ns: int | None = None
     n_pieces: int = 0
     end: int = 0
+    hash: int | None = None
     error: Exception | None = None
 
 
@@ -57,6 +69,7 @@ class _Piece:
     begin: int
     length: int
     is_direct: bool
+    is_hashed: bool = False
     n_again: int = 0
 
 
@@ -67,11 +80,13 @@ class QueueEngine:
     fewer than `prefetch_depth` requests are in flight, so it delays a demand that comes next by
     no more than those. Requests are whole blocks, or `split_bytes` long.
 
-    Everything happens within calls, on the caller's thread: the device is kept busy as long as
-    more than one request is in flight between two of them. Checksums are checked just before a
-    block is given back, so that it is in the processor's cache when it is used; `wait` gives one
-    block at a time for that reason, after the requests that follow have begun. A block whose
-    checksum fails is read once more, then given back with the error; so is every other failure.
+    A ring with a backlog (`WorkerRing`) keeps to those rules itself: it is given every request at
+    once, begins them while the caller computes, and hashes whole blocks. With any other everything
+    happens within calls, on the caller's thread: the device is kept busy as long as more than one
+    request is in flight between two of them, checksums are checked just before a block is given
+    back, and `wait` gives one block at a time, after the requests that follow have begun. A block
+    whose checksum fails is read once more, then given back with the error; so is every other
+    failure.
 
     `sleep` and `clock` stand in for `time.sleep` and `time.perf_counter_ns` in tests.
     """
@@ -81,7 +96,7 @@ class QueueEngine:
         ring: Ring,
         files: Sequence[OpenFile],
         *,
-        depth: int = DEFAULT_DEPTH,
+        depth: int = LEAST_DEPTH,
         split_bytes: int = DEFAULT_SPLIT_BYTES,
         prefetch_depth: int = DEFAULT_PREFETCH_DEPTH,
         sleep: Callable[[float], None] = time.sleep,
@@ -94,7 +109,8 @@ class QueueEngine:
         self._files = list(files)
         self._depth = depth
         self._split_bytes = split_bytes
-        self._prefetch_depth = min(prefetch_depth, depth)
+        self._most = ring.backlog or depth
+        self._most_ahead = ring.backlog or min(prefetch_depth, depth)
         self._sleep = sleep
         self._clock = clock
         self._is_verified = is_verified
@@ -106,6 +122,7 @@ class QueueEngine:
         self._prefetch_pieces: deque[_Piece] = deque()
         self._later: list[tuple[int, _Piece]] = []
         self._in_flight: dict[int, _Piece] = {}
+        self._withdrawable: dict[int, int] = {}
         self._landed: deque[_Begun] = deque()
         self._done: deque[BlockRead] = deque()
         self._tag = 0
@@ -132,11 +149,14 @@ class QueueEngine:
             for piece in [p for p in self._prefetch_pieces if p.begun.read is read]:
                 self._prefetch_pieces.remove(piece)
                 self._demand_pieces.append(piece)
+        if (tag := self._withdrawable.get(id(read))) is not None:
+            self._ring.promote(tag)
 
     def cancel(self, read: BlockRead) -> bool:
         return (
             self._prefetches.pop(id(read), None) is not None
             or self._demands.pop(id(read), None) is not None
+            or self._withdraw(read)
         )
 
     def poll(self) -> list[BlockRead]:
@@ -145,9 +165,7 @@ class QueueEngine:
         self._advance(wait=False)
         while self._landed:
             self._finish(self._landed.popleft())
-        done = list(self._done)
-        self._done.clear()
-        return done
+        return self._give()
 
     def wait(self) -> list[BlockRead]:
         while not self._done:
@@ -156,9 +174,11 @@ class QueueEngine:
                     "no-read", "disk engine", "no read is outstanding", "a submitted read"
                 )
             self._advance(wait=not self._landed)
-            if self._landed:
+            while self._landed:
                 self._finish(self._landed.popleft())
-        return [self._done.popleft()]
+                if not self._ring.is_checking:
+                    break
+        return self._give() if self._ring.is_checking else [self._done.popleft()]
 
     def add_file(self, file: OpenFile) -> int:
         self._files.append(file)
@@ -170,7 +190,7 @@ class QueueEngine:
             engine=self._ring.name,
             mode=mode,
             reason=reason,
-            n_threads=0,
+            n_threads=int(self._ring.is_checking),
             is_verified=self._is_verified,
             depth=self._depth,
             split_bytes=self._split_bytes,
@@ -183,7 +203,7 @@ class QueueEngine:
         if self._is_closed:
             return
         self._is_closed = True
-        for queue in (self._demands, self._prefetches, self._in_flight):
+        for queue in (self._demands, self._prefetches, self._in_flight, self._withdrawable):
             queue.clear()
         for rest in (self._demand_pieces, self._prefetch_pieces, self._later, self._landed):
             rest.clear()
@@ -223,15 +243,21 @@ class QueueEngine:
             for piece in self._in_flight.values():
                 self._queue_of(piece).append(piece)
             self._in_flight.clear()
-        for tag, result in done:
-            self._take(self._in_flight.pop(tag), result)
+            self._withdrawable.clear()
+        for answer in done:
+            piece = self._in_flight.pop(answer[0])
+            if self._withdrawable:
+                self._withdrawable.pop(id(piece.begun.read), None)
+            if self._ring.is_checking:
+                self._note(piece, answer)
+            self._take(piece, answer[1])
         self._begin()
 
     def _begin(self) -> None:
         """Fills the ring from the queues."""
         if self._later:
             self._wake()
-        if len(self._in_flight) >= self._depth:
+        if len(self._in_flight) >= self._most:
             return
         while batch := self._next_batch():
             requests = []
@@ -242,6 +268,11 @@ class QueueEngine:
                 read, file, at = begun.read, begun.file, piece.begin
                 is_other = file.fd != file.buffered_fd and not piece.is_direct
                 self._n_buffered += is_other
+                piece.is_hashed = (
+                    self._ring.is_checking and self._is_verified and self._is_whole(piece)
+                )
+                if begun.n_pieces == 1 and self._ring.backlog:
+                    self._withdrawable[id(read)] = tag
                 requests.append(
                     Request(
                         begun.address + at,
@@ -250,11 +281,15 @@ class QueueEngine:
                         file.buffered_fd if is_other else file.fd,
                         -1 if is_other else read.file,
                         tag,
+                        block_seed(read.layer, read.expert) if piece.is_hashed else 0,
+                        read.size if piece.is_hashed else 0,
+                        read.is_prefetch,
                     )
                 )
             n = self._ring.submit(requests)
             for request in requests[max(n, 0) :]:
-                del self._in_flight[request.tag]
+                lost = self._in_flight.pop(request.tag)
+                self._withdrawable.pop(id(lost.begun.read), None)
             if n == len(batch):
                 continue
             rest = batch[max(n, 0) :]
@@ -268,7 +303,7 @@ class QueueEngine:
 
     def _next_batch(self) -> list[_Piece]:
         batch: list[_Piece] = []
-        while len(self._in_flight) + len(batch) < self._depth:
+        while len(self._in_flight) + len(batch) < self._most:
             piece = self._next(len(self._in_flight) + len(batch))
             if piece is None:
                 break
@@ -281,7 +316,7 @@ class QueueEngine:
                 piece = self._demand_pieces.popleft()
             elif self._demands:
                 piece = self._start(self._demands.popitem(last=False)[1])
-            elif n_in_flight >= self._prefetch_depth:
+            elif n_in_flight >= self._most_ahead:
                 return None
             elif self._prefetch_pieces:
                 piece = self._prefetch_pieces.popleft()
@@ -377,7 +412,8 @@ class QueueEngine:
         if begun.n_pieces:
             return
         read = begun.read
-        read.read_ns += self._clock() - begun.started_ns
+        ended_ns = self._clock() if begun.ended_ns is None else begun.ended_ns
+        read.read_ns += ended_ns - begun.started_ns
         if begun.error is None and begun.end < read.size:
             begun.error = short_read(begun.file.path, read, begun.end, is_end=True)
         if begun.error is not None:
@@ -391,14 +427,54 @@ class QueueEngine:
     def _finish(self, begun: _Begun) -> None:
         """Checks a block that has landed; gives it back, or reads it once more."""
         read = begun.read
-        if read.checksum is not None and self._is_verified and not matches(read):
+        if read.checksum is not None and self._is_verified and not self._is_right(begun):
             if read.n_rereads == 0:
                 # A bit that flipped on its way, unlike one on the disk, is not there again.
                 read.n_rereads += 1
                 begun.started_ns = self._clock()
+                begun.ended_ns = begun.hash = None
                 first = self._cut(begun)
                 self._queue_of(first).appendleft(first)
                 self._begin()
                 return
             read.error = checksum_error(begun.file.path, read)
         self._done.append(read)
+
+    def _give(self) -> list[BlockRead]:
+        done = list(self._done)
+        self._done.clear()
+        return done
+
+    def _withdraw(self, read: BlockRead) -> bool:
+        """Whether the ring had not begun the only request of `read`, and gives it back."""
+        tag = self._withdrawable.get(id(read))
+        if tag is None or not self._ring.withdraw(tag):
+            return False
+        del self._withdrawable[id(read)], self._in_flight[tag]
+        return True
+
+    def _is_whole(self, piece: _Piece) -> bool:
+        """Whether the request brings all of a block that has a checksum."""
+        begun = piece.begun
+        return (
+            begun.read.checksum is not None
+            and begun.n_pieces == 1
+            and piece.begin == 0
+            and piece.length >= begun.read.size
+        )
+
+    def _note(self, piece: _Piece, answer: Sequence[int]) -> None:
+        """Keeps what a ring that hashes says beyond the result."""
+        _, result, found, begun_ns, ended_ns, hash_ns = answer
+        begun = piece.begun
+        if begun.ended_ns is None:
+            begun.started_ns = begun_ns
+        begun.ended_ns = ended_ns
+        if piece.is_hashed and result == piece.length:
+            begun.hash = found & _WORD
+            begun.read.checksum_ns += hash_ns
+
+    def _is_right(self, begun: _Begun) -> bool:
+        if begun.hash is not None:
+            return begun.hash == begun.read.checksum
+        return matches(begun.read)

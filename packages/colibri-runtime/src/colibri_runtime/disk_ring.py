@@ -27,7 +27,10 @@ _DONE_ROOM: Final = 64
 
 
 class Request(NamedTuple):
-    """`length` bytes at `offset` into memory at `address`; `file` is its number if registered."""
+    """`length` bytes at `offset` into memory at `address`; `file` is its number if registered.
+
+    A ring that checks hashes the first `size` bytes, XXH3-64 with `seed`, unless `size` is 0.
+    """
 
     address: int
     offset: int
@@ -35,6 +38,9 @@ class Request(NamedTuple):
     fd: int
     file: int
     tag: int
+    seed: int = 0
+    size: int = 0
+    is_ahead: bool = False
 
 
 class Ring(Protocol):
@@ -44,6 +50,14 @@ class Ring(Protocol):
     def name(self) -> str:
         """As engines are called."""
 
+    @property
+    def backlog(self) -> int:
+        """Requests that it takes beyond those that the kernel is given."""
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether it hashes, and its answers have six numbers: see `disk_worker.WorkerRing`."""
+
     def submit(self, requests: Sequence[Request]) -> int:
         """How many of `requests`, from the first on, have begun, or -errno if none could."""
 
@@ -52,6 +66,12 @@ class Ring(Protocol):
 
         With `wait`, and requests in flight, at least one, unless a signal came first.
         """
+
+    def withdraw(self, tag: int) -> bool:
+        """Whether request `tag` had not begun, and is none any more."""
+
+    def promote(self, tag: int) -> None:
+        """Makes a prefetch that has not begun a demand."""
 
     def in_flight(self) -> int:
         """Requests that have begun and were not given back."""
@@ -68,6 +88,8 @@ class NativeRing:
     """
 
     name: ClassVar[str]
+    backlog: ClassVar[int] = 0
+    is_checking: ClassVar[bool] = False
 
     def __init__(self, depth: int) -> None:
         library = native().library
@@ -79,7 +101,7 @@ class NativeRing:
         self._depth = depth
         self._memory = np.zeros(n_bytes + 64, np.uint8)
         start = int(self._memory.__array_interface__["data"][0])
-        self._queue = start + -start % 64
+        self.queue = start + -start % 64
         self._reads = bytearray(_READ.size * depth)
         self._reads_at = int(np.frombuffer(self._reads, np.uint8).__array_interface__["data"][0])
         self._done = np.zeros((_DONE_ROOM, 2), np.int64)
@@ -87,10 +109,10 @@ class NativeRing:
         self._submit = self._function(library, "submit", "ptr", "ptr", "u32")
         self._reap = self._function(library, "reap", "ptr", "ptr", "u32", "i32")
         self._count = self._function(library, "in_flight", "ptr")
-        _check(self._function(library, "open", "ptr", "u32")(self._queue, depth))
+        _check(self._function(library, "open", "ptr", "u32")(self.queue, depth))
         # Also when nobody closes: the kernel's memory and descriptor go with this object.
         self._end = weakref.finalize(
-            self, _drain, self._function(library, "close", "ptr"), self._queue, self._memory
+            self, _drain, self._function(library, "close", "ptr"), self.queue, self._memory
         )
 
     def _function(self, library: NativeLibrary, name: str, *arguments: str) -> Any:
@@ -99,20 +121,26 @@ class NativeRing:
     def submit(self, requests: Sequence[Request]) -> int:
         taken = requests[: self._depth]
         for i, request in enumerate(taken):
-            _READ.pack_into(self._reads, i * _READ.size, *request)
-        n: int = self._submit(self._queue, self._reads_at, len(taken))
+            _READ.pack_into(self._reads, i * _READ.size, *request[:6])
+        n: int = self._submit(self.queue, self._reads_at, len(taken))
         return n
 
     def reap(self, *, wait: bool) -> list[list[int]]:
-        n = self._reap(self._queue, self._done_at, _DONE_ROOM, wait)
+        n = self._reap(self.queue, self._done_at, _DONE_ROOM, wait)
         if n in (0, -errno.EINTR):
             return []
         _check(n)
         done: list[list[int]] = self._done[:n].tolist()
         return done
 
+    def withdraw(self, tag: int) -> bool:
+        return False
+
+    def promote(self, tag: int) -> None:
+        pass
+
     def in_flight(self) -> int:
-        n: int = self._count(self._queue)
+        n: int = self._count(self.queue)
         return n
 
     def close(self) -> None:
@@ -135,7 +163,7 @@ class UringRing(NativeRing):
         n_bytes = 0 if arena is None else arena.nbytes
         if library is not None:
             register = self._function(library, "register_buffers", "ptr", "u64", "u64", "u64")
-            _check(register(self._queue, address, n_bytes, PIECE_BYTES))
+            _check(register(self.queue, address, n_bytes, PIECE_BYTES))
 
     def register_files(self, fds: Sequence[int]) -> None:
         """Registers the files that are read, by their order; none takes that back.
@@ -147,7 +175,7 @@ class UringRing(NativeRing):
         numbers = np.array(fds, np.int32)
         if library is not None:
             register = self._function(library, "register_files", "ptr", "ptr", "u32")
-            _check(register(self._queue, numbers.ctypes.data, len(numbers)))
+            _check(register(self.queue, numbers.ctypes.data, len(numbers)))
 
 
 class AioRing(NativeRing):

@@ -1,0 +1,1 @@
+../../colibri-format/src/colibri_format/include/colibri.h

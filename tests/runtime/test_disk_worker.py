@@ -1,0 +1,310 @@
+"""The thread that keeps a kernel's queue full: order, withdrawal, hashes, signals and its end."""
+
+import errno
+import gc
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colibri_format.checksum import checksum
+from colibri_runtime.disk_ring import AioRing, NativeRing, Request, UringRing
+from colibri_runtime.disk_worker import MAX_ORDERS, WorkerRing
+from helpers.rings import n_descriptors, ring_of
+
+PAGE = 4096
+
+
+@pytest.fixture(params=[UringRing, AioRing])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def worker_of():
+    """Makes workers, which are closed in the end."""
+    made = []
+
+    def make(kind, depth=4, prefetch_depth=2):
+        worker = WorkerRing(ring_of(kind, depth), depth, prefetch_depth)
+        made.append(worker)
+        return worker
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+class Stuck:
+    """A worker of depth 1 whose only request waits for a pipe, so that all others stay queued."""
+
+    def __init__(self, worker, path):
+        self.worker = worker
+        self.memory = np.zeros((8, PAGE), np.uint8)
+        self.address = self.memory.__array_interface__["data"][0]
+        self.file = os.open(path, os.O_RDONLY)
+        reader, self.writer = os.pipe()
+        self.reader = reader
+        self.submit(0, fd=reader)
+
+    def submit(self, tag, *, fd=None, is_ahead=False, **more):
+        request = Request(
+            self.address + PAGE * tag, 0, PAGE, self.file if fd is None else fd, -1, tag,
+            is_ahead=is_ahead, **more,
+        )  # fmt: skip
+        assert self.worker.submit([request]) == 1
+
+    def free(self):
+        os.write(self.writer, b"x" * PAGE)
+
+    def drain(self):
+        """Tags in order of their ends."""
+        tags = []
+        while self.worker.in_flight():
+            tags += [answer[0] for answer in self.worker.reap(wait=True)]
+        return tags
+
+    def close(self):
+        for fd in (self.file, self.reader, self.writer):
+            os.close(fd)
+
+
+@pytest.fixture
+def stuck(worker_of, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 64)
+    stuck = Stuck(worker_of(UringRing, 1, 1), path)
+    yield stuck
+    stuck.worker.close()
+    stuck.close()
+
+
+def requests_of(path, memory, n, **more):
+    address = memory.__array_interface__["data"][0]
+    fd = os.open(path, os.O_RDONLY)
+    return fd, [Request(address + PAGE * i, PAGE * i, PAGE, fd, -1, i, **more) for i in range(n)]
+
+
+def reap_all(worker):
+    answers = []
+    while worker.in_flight():
+        answers += worker.reap(wait=True)
+    return answers
+
+
+def test_all_requests_are_taken_and_each_is_answered_once(kind, worker_of, tmp_path):
+    data = np.random.default_rng(0).integers(0, 256, (24, PAGE), np.uint8)
+    (tmp_path / "file").write_bytes(data.tobytes())
+    worker, memory = worker_of(kind, 2), np.zeros_like(data)
+    fd, requests = requests_of(tmp_path / "file", memory, 24)
+
+    assert worker.submit(requests) == 24
+    answers = reap_all(worker)
+    os.close(fd)
+
+    assert sorted(answer[0] for answer in answers) == list(range(24))
+    assert all(result == PAGE and begun <= ended for _, result, _, begun, ended, _ in answers)
+    assert np.array_equal(memory, data)
+    assert worker.reap(wait=True) == []
+
+
+def test_what_was_read_is_hashed_as_the_format_does(kind, worker_of, tmp_path):
+    data = np.random.default_rng(0).integers(0, 256, (8, PAGE), np.uint8)
+    (tmp_path / "file").write_bytes(data.tobytes())
+    worker, memory = worker_of(kind), np.zeros_like(data)
+    fd, requests = requests_of(tmp_path / "file", memory, 8)
+    sizes = [1, 16, 17, 240, 241, 1024, 4095, 4096]
+
+    worker.submit([r._replace(seed=2**63 + r.tag, size=sizes[r.tag]) for r in requests])
+    answers = reap_all(worker)
+    os.close(fd)
+
+    for tag, _, found, _, _, hash_ns in answers:
+        assert found % 2**64 == checksum(data[tag, : sizes[tag]], 2**63 + tag)
+        assert hash_ns > 0
+
+
+def test_what_came_short_is_not_hashed(kind, worker_of, tmp_path):
+    (tmp_path / "file").write_bytes(bytes(1000))
+    worker, memory = worker_of(kind), np.zeros((1, PAGE), np.uint8)
+    fd, requests = requests_of(tmp_path / "file", memory, 1, seed=1, size=500)
+
+    worker.submit(requests)
+    ((tag, result, found, _, _, hash_ns),) = reap_all(worker)
+    os.close(fd)
+
+    assert (tag, result, found, hash_ns) == (0, 1000, 0, 0)
+
+
+def test_a_request_that_the_kernel_refuses_is_answered_alone(kind, worker_of, tmp_path):
+    (tmp_path / "file").write_bytes(bytes(PAGE))
+    worker, memory = worker_of(kind), np.zeros((3, PAGE), np.uint8)
+    fd, requests = requests_of(tmp_path / "file", memory, 1)
+
+    worker.submit([requests[0]._replace(fd=-1, tag=7), requests[0]])
+    answers = {answer[0]: answer[1] for answer in reap_all(worker)}
+    os.close(fd)
+
+    assert answers == {7: -errno.EBADF, 0: PAGE}
+
+
+def test_no_more_than_its_orders_are_taken(stuck):
+    most = stuck.worker.submit([])
+    for _ in range(MAX_ORDERS // 16):
+        most += stuck.worker.submit(
+            [Request(stuck.address, 0, PAGE, stuck.file, -1, 3) for _ in range(16)]
+        )
+
+    assert most == MAX_ORDERS - 1
+    assert stuck.worker.submit([Request(stuck.address, 0, PAGE, stuck.file, -1, 3)]) == -errno.EBUSY
+    stuck.free()
+    assert len(stuck.drain()) == MAX_ORDERS
+
+
+def test_demands_go_before_prefetches(stuck):
+    for tag, is_ahead in ((1, True), (2, False), (3, True), (4, False)):
+        stuck.submit(tag, is_ahead=is_ahead)
+    stuck.free()
+
+    assert stuck.drain() == [0, 2, 4, 1, 3]
+
+
+def test_a_promoted_prefetch_is_a_demand(stuck):
+    for tag, is_ahead in ((1, True), (2, True), (3, False), (4, True)):
+        stuck.submit(tag, is_ahead=is_ahead)
+    stuck.worker.promote(2)
+    stuck.worker.promote(0)
+    stuck.worker.promote(99)
+    stuck.free()
+
+    assert stuck.drain() == [0, 3, 2, 1, 4]
+
+
+def test_only_what_has_not_begun_can_be_withdrawn(stuck):
+    for tag, is_ahead in ((1, True), (2, False), (3, True), (4, False), (5, False)):
+        stuck.submit(tag, is_ahead=is_ahead)
+
+    assert [stuck.worker.withdraw(tag) for tag in (0, 3, 5, 2, 2, 99)] == [
+        False, True, True, True, False, False,
+    ]  # fmt: skip
+    stuck.submit(6)
+    stuck.submit(7, is_ahead=True)
+    stuck.free()
+
+    assert stuck.drain() == [0, 4, 6, 1, 7]
+
+
+def test_prefetches_begin_only_while_few_requests_are_in_flight(worker_of, tmp_path):
+    (tmp_path / "file").write_bytes(bytes(PAGE))
+    stuck = Stuck(worker_of(UringRing, 2, 1), tmp_path / "file")
+    stuck.submit(1, is_ahead=True)
+    stuck.submit(2)
+    first = stuck.worker.reap(wait=True)[0][0]
+    stuck.free()
+
+    assert [first, *stuck.drain()] == [2, 0, 1]
+    stuck.close()
+
+
+def test_a_signal_ends_a_wait_so_that_its_handler_can_run(stuck):
+    fired = []
+
+    def free(number, frame):
+        fired.append(number)
+        stuck.free()
+
+    previous = signal.signal(signal.SIGALRM, free)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    try:
+        assert stuck.drain() == [0]
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+
+    assert fired == [signal.SIGALRM]
+
+
+def test_closing_drops_what_is_queued_and_waits_for_what_is_in_flight(stuck):
+    stuck.submit(1)
+    freeing = threading.Timer(0.02, stuck.free)
+    freeing.start()
+    stuck.worker.close()
+    stuck.worker.close()
+    freeing.join()
+
+    assert (stuck.memory[0] == ord("x")).all()
+    assert not stuck.memory[1].any()
+
+
+def test_a_forgotten_worker_ends_with_its_thread_and_queue():
+    gc.collect()
+    n_threads = n_threads_now()
+    worker = WorkerRing(ring_of(UringRing, 4), 4, 2)
+    count = n_descriptors()
+
+    assert n_threads_now() == n_threads + 1
+    del worker
+    gc.collect()
+
+    assert n_threads_now() == n_threads
+    assert n_descriptors() == count - 1
+
+
+def test_a_queue_that_takes_nothing_any_more_answers_each_request(tmp_path):
+    """As if the queue's descriptor had been closed by someone."""
+    (tmp_path / "file").write_bytes(bytes(PAGE))
+    ring = ring_of(UringRing, 4)
+    fd = max(int(path.name) for path in Path("/proc/self/fd").iterdir() if is_uring(path))
+    worker = WorkerRing(ring, 4, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    spare = os.dup(fd)
+    os.dup2(null, fd)
+    memory = np.zeros((1, PAGE), np.uint8)
+    file, requests = requests_of(tmp_path / "file", memory, 1)
+
+    worker.submit(requests)
+    ((_, result, *_),) = worker.reap(wait=True)
+
+    os.dup2(spare, fd)
+    for each in (null, spare, file):
+        os.close(each)
+    worker.close()
+    assert result < 0
+
+
+def is_uring(path):
+    try:
+        return "io_uring" in str(path.readlink())
+    except OSError:
+        return False
+
+
+def n_threads_now():
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def test_a_worker_needs_the_library(monkeypatch):
+    ring = ring_of(UringRing, 1)
+    monkeypatch.setattr("colibri_runtime.disk_worker.native", lambda: NoLibrary)
+    with pytest.raises(OSError) as caught:
+        WorkerRing(ring, 1, 1)
+    ring.close()
+
+    assert caught.value.errno == errno.ENOSYS
+
+
+class NoLibrary:
+    library = None
+    reason = "taken away"
+
+
+def test_a_depth_of_none_is_refused():
+    ring = ring_of(UringRing, 1)
+    with pytest.raises(OSError) as caught:
+        WorkerRing(ring, 0, 0)
+    ring.close()
+
+    assert caught.value.errno == errno.EINVAL
+    assert isinstance(ring, NativeRing)
