@@ -17,8 +17,9 @@ resident) in arms that differ in what is read ahead, with their order turned by 
 - auto: as router, switched by trial.
 
 The bound of a token is the larger of its computing, as long as it really took, and its missed bytes
-at the disk's rate, which a loop in C measures in each round: it reads blocks of the same size from
-the same file, at random. Run it alone on the machine: a neighbour's load lands anywhere.
+at the disk's rate, which a loop in C measures before each arm: it reads blocks of the same size from
+the same file, at random, into as many slots. Bounds are taken token by token: the first ones miss
+nearly everything, and what the disk lacks then no later token makes up for. Run it alone on the machine: a neighbour's load lands anywhere.
 """
 
 from __future__ import annotations
@@ -169,12 +170,12 @@ def main(argv=None):
     return 0
 
 
-def disk_rate(program, blocks, options, rng):
+def disk_rate(program, blocks, options, rng, share):
     offsets = blocks.block_index.entries["offset"].ravel()
     chosen = [int(offset) for offset in rng.choice(offsets, min(300, len(offsets)), replace=False)]
     forget(blocks.path)
     stride = -(-options.block_bytes // 4096) * 4096
-    seconds, _, n_bytes = bare_read(program, blocks.path, chosen, stride, 2, n_slots=64)
+    seconds, _, n_bytes = bare_read(program, blocks.path, chosen, stride, 2, n_slots=round(share * len(offsets)))
     return n_bytes / seconds
 
 
@@ -188,14 +189,17 @@ def report(replay, share, program, options):
     computed = []
     for number in range(options.rounds):
         for arm in arms[number % len(arms) :] + arms[: number % len(arms)]:
-            rate = disk_rate(program, replay.blocks, options, rng)
+            rate = disk_rate(program, replay.blocks, options, rng, share)
             rates.append(rate)
             seconds, stats, store = replay.run(arm, share)
-            n_bytes = stats.demand_bytes + stats.n_prefetch_used * options.block_bytes
-            n_bytes /= len(replay.tokens)
+            needed = [
+                counts.demand_bytes + counts.n_prefetch_used * options.block_bytes
+                for counts in (one.counts for one in store.passes.recent)
+            ]
+            n_bytes = statistics.mean(needed)
             times[arm].append(seconds)
             computed.append(replay.computed / len(replay.tokens))
-            bounds[arm].append(max(computed[-1], n_bytes / rate))
+            bounds[arm].append(statistics.mean(max(computed[-1], n / rate) for n in needed))
             last[arm] = (stats, store, n_bytes)
     engine = store.io_report
     ms = [1e3 * seconds for seconds in computed]

@@ -36,7 +36,7 @@ queues bring blocks in together, late; docs/io.md."""
 DEFAULT_SPLIT_BYTES: Final = 0
 """Whole blocks: pieces of any size gained nothing; docs/io.md."""
 
-DEFAULT_PREFETCH_DEPTH: Final = 2
+DEFAULT_PREFETCH_DEPTH: Final = 1
 
 _WORD: Final = (1 << 64) - 1
 
@@ -215,7 +215,7 @@ class QueueEngine:
 
     def _is_busy(self) -> bool:
         return bool(
-            self._in_flight
+            self._in_flight  # most often
             or self._done
             or self._landed
             or self._demands
@@ -257,7 +257,9 @@ class QueueEngine:
         """Fills the ring from the queues."""
         if self._later:
             self._wake()
-        if len(self._in_flight) >= self._most:
+        if not (
+            self._demands or self._prefetches or self._demand_pieces or self._prefetch_pieces
+        ) or len(self._in_flight) >= self._most:
             return
         while batch := self._next_batch():
             requests = []

@@ -350,8 +350,6 @@ class Store:
 
     def _read_ahead(self, layer: int, experts: Sequence[int]) -> None:
         traffic = self._traffic
-        if traffic.reads:
-            self._current.harvest()
         wanted = frozenset(experts)
         for expert in traffic.predicted.get(layer, wanted) - wanted:
             traffic.cancel_ahead((layer, expert))
