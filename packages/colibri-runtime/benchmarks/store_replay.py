@@ -17,9 +17,10 @@ resident) in arms that differ in what is read ahead, with their order turned by 
 - auto: as router, switched by trial.
 
 The bound of a token is the larger of its computing, as long as it really took, and its missed bytes
-at the disk's rate, which a loop in C measures before each arm: it reads blocks of the same size from
-the same file, at random, into as many slots. Bounds are taken token by token: the first ones miss
-nearly everything, and what the disk lacks then no later token makes up for. Run it alone on the machine: a neighbour's load lands anywhere.
+at the disk's rate, which a loop in C measures before each arm: it reads blocks of the same size
+from the same file, at random, into as many slots. Bounds are taken token by token: the first ones
+miss nearly everything, and what the disk lacks then no later token makes up for. Run it alone on
+the machine: a neighbour's load lands anywhere.
 """
 
 from __future__ import annotations
@@ -175,7 +176,8 @@ def disk_rate(program, blocks, options, rng, share):
     chosen = [int(offset) for offset in rng.choice(offsets, min(300, len(offsets)), replace=False)]
     forget(blocks.path)
     stride = -(-options.block_bytes // 4096) * 4096
-    seconds, _, n_bytes = bare_read(program, blocks.path, chosen, stride, 2, n_slots=round(share * len(offsets)))
+    n_slots = round(share * len(offsets))
+    seconds, _, n_bytes = bare_read(program, blocks.path, chosen, stride, 2, n_slots=n_slots)
     return n_bytes / seconds
 
 

@@ -257,9 +257,10 @@ class QueueEngine:
         """Fills the ring from the queues."""
         if self._later:
             self._wake()
-        if not (
-            self._demands or self._prefetches or self._demand_pieces or self._prefetch_pieces
-        ) or len(self._in_flight) >= self._most:
+        if (
+            not (self._demands or self._prefetches or self._demand_pieces or self._prefetch_pieces)
+            or len(self._in_flight) >= self._most
+        ):
             return
         while batch := self._next_batch():
             requests = []
