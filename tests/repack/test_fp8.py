@@ -19,7 +19,7 @@ from colibri_repack import (
     quantise_q8_0,
     repack,
 )
-from colibri_repack.decoding import Fp8Decoder, Fp8Scale, Slice
+from colibri_repack.decoding import Fp8Decoder, Slice
 from helpers import family_states as f
 from helpers.random_models import CONFIGS, random_state
 from helpers.safetensors_builder import Entry, bf16, entry, write_folder
@@ -315,8 +315,8 @@ def test_every_code_has_its_value(tmp_path: Path, kind: str) -> None:
         "w_scale_inv": np.ones((1, 1), np.float32),
     }
     source = open_source(write_folder(tmp_path, state, {}))
-    scale = Fp8Scale(source.tensors["w_scale_inv"], 0, (1, 1), (128, 128))
-    part = Slice(source.tensors["w"], 0, (2, 128), Fp8Decoder(scale, DTYPES["f32"]))
+    scales = {"w": source.tensors["w_scale_inv"]}
+    part = Slice(source.tensors["w"], 0, (2, 128), Fp8Decoder(scales, (128, 128), DTYPES["f32"]))
     buffer = bytearray(part.size)
 
     part.read_into(source, 0, memoryview(buffer))
@@ -336,10 +336,8 @@ def test_any_range_of_bytes_can_be_read(tmp_path: Path, form: str) -> None:
     state: dict[str, Entry] = {"w": weight, "s": scales}
     source = open_source(write_folder(tmp_path, state, {}))
     first = 37
-    scale = Fp8Scale(source.tensors["s"], 0, (3, 6), (128, 128), first)
-    part = Slice(
-        source.tensors["w"], first * 700, (300 - first, 700), Fp8Decoder(scale, DTYPES[form])
-    )
+    decoder = Fp8Decoder({"w": source.tensors["s"]}, (128, 128), DTYPES[form])
+    part = Slice(source.tensors["w"], first * 700, (300 - first, 700), decoder)
     values = decoded(codes, scales)[first:]
     expected = to_bf16(values) if form == "bf16" else values.tobytes()
 

@@ -110,7 +110,7 @@ def repack(
 def _planned(source: Source, checkpoint: Checkpoint, options: RepackOptions) -> RepackPlan:
     check_folders(options.volumes)
     planned = plan_repack(source, checkpoint, options)
-    if is_slow() and any(part.conversion is Conversion.RECODE for part in planned.parts):
+    if is_slow() and any(part.conversion is Conversion.RECODE for part, _ in planned.kinds):
         slow = f"converting runs in {engine_name()}"
         planned = replace(planned, warnings=(*planned.warnings, slow))
     return planned

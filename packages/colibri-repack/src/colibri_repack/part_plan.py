@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from colibri_format import DTYPES, INTERLEAVE, DType, Role
 
@@ -28,23 +27,30 @@ class Conversion(Enum):
     RECODE = "recode"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One slice of the source on its way into the file; `dtype` is what it becomes.
 
-    `importance` weighs the columns when it is quantised; `row_interleave` is 0, or how many rows
-    are interleaved (spec, section 9). `size` is in bytes, of the output.
+    `size` is in bytes, of the output. `importance` weighs the columns when it is quantised;
+    `row_interleave` is 0, or how many rows are interleaved (spec, section 9).
     """
 
     source: Slice
     conversion: Conversion
     dtype: DType
+    size: int
     importance: Importance | None = None
     row_interleave: int = 0
-    size: int = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", self.dtype.size_bytes(self.source.shape))
+    @classmethod
+    def of(
+        cls,
+        source: Slice,
+        conversion: Conversion,
+        dtype: DType,
+        importance: Importance | None = None,
+    ) -> Part:
+        """The part that `source` becomes as `dtype`, in plain rows."""
+        return cls(source, conversion, dtype, dtype.size_bytes(source.shape), importance)
 
 
 class PartPlanner:
@@ -97,22 +103,50 @@ class PartPlanner:
 
     def _dense(self, name: str, layer: int | None, part: Slice) -> Part:
         if self.dense_quant is Quant.KEEP:
-            return Part(part, Conversion.COPY, part.dtype)
+            return Part.of(part, Conversion.COPY, part.dtype)
         _refuse_kept_fp8(part, self.dense_quant)
         if not is_matrix(name):
             return self._plain(part)
         return self._matrix(self.dense_quant, name, layer or 0, part, None)
 
-    def expert(self, layer: int, expert: int, role: Role, part: Slice) -> Part:
-        """The segment `role` of an expert; raises as `dense`."""
-        planned = self._expert(layer, expert, role, part)
-        return (
-            self._laid_out(self._stack(layer, role), planned) if role in _MATRIX_ROLES else planned
-        )
+    def experts(self, layer: int, role: Role, column: Sequence[Slice]) -> list[tuple[Part, ...]]:
+        """The segments `role` of a layer's experts, in order; raises as `dense`.
+
+        They come in runs of neighbours that differ in nothing but their place and importance.
+        """
+        runs: list[tuple[Part, ...]] = []
+        start = 0
+        while start < len(column):
+            first = column[start]
+            stop = _end_of_run(column, start)
+            part = self._expert(layer, start, role, first)
+            if role in _MATRIX_ROLES:
+                part = self._laid_out(self._stack(layer, role), part)
+            if part.conversion is Conversion.RECODE and first.dtype.is_quantised:
+                self._requantised[first.dtype.name] += stop - start - 1
+            runs.append(tuple(self._alike(part, layer, role, column, start, stop)))
+            start = stop
+        return runs
+
+    def _alike(
+        self, part: Part, layer: int, role: Role, column: Sequence[Slice], start: int, stop: int
+    ) -> Iterator[Part]:
+        """What `part` is for the first slice from `start` to `stop`, for all of them."""
+        yield part
+        decoder = part.source.decoder
+        for expert in range(start + 1, stop):
+            source = column[expert]
+            if source.decoder is not decoder:
+                source = Slice(source.tensor, source.offset, source.shape, decoder)
+            importance = part.importance
+            if importance is not None:
+                importance = self._importance(self._stack(layer, role), source.shape[-1], expert)
+            yield Part(source, part.conversion, part.dtype, part.size, importance,
+                       part.row_interleave)  # fmt: skip
 
     def _expert(self, layer: int, expert: int, role: Role, part: Slice) -> Part:
         if self.quant is Quant.KEEP:
-            return Part(part, Conversion.COPY, part.dtype)
+            return Part.of(part, Conversion.COPY, part.dtype)
         _refuse_kept_fp8(part, self.quant)
         if role not in _MATRIX_ROLES:
             return self._plain(part)
@@ -155,7 +189,7 @@ class PartPlanner:
         if reason:
             self._kept_plain.setdefault(reason, {})[name] = None
             return part
-        return Part(part.source, part.conversion, part.dtype, part.importance, INTERLEAVE)
+        return part._replace(row_interleave=INTERLEAVE)
 
     def _plain(self, part: Slice) -> Part:
         """Norms, router, biases: F32 whatever is asked; what is no float type stays.
@@ -163,8 +197,8 @@ class PartPlanner:
         What is F32 already goes the same way, as it must be finite, too.
         """
         if part.dtype.name not in ("f32", "f16", "bf16"):
-            return Part(part, Conversion.COPY, part.dtype)
-        return Part(part.as_f32(), Conversion.RECODE, DTYPES["f32"])
+            return Part.of(part, Conversion.COPY, part.dtype)
+        return Part.of(part.as_f32(), Conversion.RECODE, DTYPES["f32"])
 
     def _matrix(self, quant: Quant, name: str, layer: int, part: Slice, expert: int | None) -> Part:
         n_columns = part.shape[-1]
@@ -175,19 +209,20 @@ class PartPlanner:
         if dtype is not asked:
             self._fallbacks[name] = f"{asked.name} became {dtype.name}"
         if part.dtype.name == dtype.name:
-            return Part(part, Conversion.COPY, dtype)
+            return Part.of(part, Conversion.COPY, dtype)
         self._check_source(part, dtype)
         importance = None
         if self.imatrix is not None and dtype.is_quantised:
-            importance = self.imatrix.importance(
-                name, n_columns, expert or 0, self._n_matrices(name)
-            )
+            importance = self._importance(name, n_columns, expert or 0)
             if importance is None:
                 self._unweighed[name] = None
-        return Part(part.as_f32(), Conversion.RECODE, dtype, importance)
+        return Part.of(part.as_f32(), Conversion.RECODE, dtype, importance)
 
-    def _n_matrices(self, name: str) -> int:
-        return self._n_experts if name.endswith("_exps.weight") else 1
+    def _importance(self, name: str, n_columns: int, matrix: int) -> Importance | None:
+        if self.imatrix is None:
+            return None
+        n_matrices = self._n_experts if name.endswith("_exps.weight") else 1
+        return self.imatrix.importance(name, n_columns, matrix, n_matrices)
 
     def _check_source(self, part: Slice, dtype: DType) -> None:
         where = f"{part.tensor.file}: tensor {part.tensor.name!r}"
@@ -211,6 +246,17 @@ class PartPlanner:
                 "with --allow-requantize",
             )
         self._requantised[part.dtype.name] = self._requantised.get(part.dtype.name, 0) + 1
+
+
+def _end_of_run(column: Sequence[Slice], start: int) -> int:
+    """Where the slices end that are of the same shape and encoding as the one at `start`."""
+    tensor, _, shape, decoder = column[start]
+    dtype = tensor.dtype
+    for place in range(start + 1, len(column)):
+        other = column[place]
+        if other.tensor.dtype is not dtype or other.shape != shape or other.decoder is not decoder:
+            return place
+    return len(column)
 
 
 def _refuse_kept_fp8(part: Slice, quant: Quant) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -91,8 +93,7 @@ class FileJob:
     file: EmbeddedFile
 
 
-@dataclass(frozen=True, slots=True)
-class BlockJob:
+class BlockJob(NamedTuple):
     """Write an expert's block, its parts in order of role."""
 
     layer: int
@@ -107,13 +108,16 @@ Job = TensorJob | FileJob | BlockJob
 class RepackPlan:
     """A whole repack: every extent of the output, and the jobs in the order of the output.
 
-    `payload_bytes` is what the jobs write together, padding left out.
+    `kinds` are all parts in groups: one of each, and how many there are that differ from it in
+    nothing but their place and importance. `payload_bytes` is what the jobs write together,
+    padding left out.
     """
 
     checkpoint: Checkpoint
     options: RepackOptions
     file: FilePlan
     jobs: tuple[Job, ...]
+    kinds: tuple[tuple[Part, int], ...]
     payload_bytes: int
     memory: MemoryPlan
     notes: tuple[str, ...]
@@ -165,19 +169,19 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
     ]
     blocks: list[BlockJob] = []
     layouts: list[Layout | None] = []
+    kinds = [(part, 1) for _, part in dense]
     for layer, experts in enumerate(checkpoint.experts):
-        layer_jobs = [
-            BlockJob(
-                layer,
-                expert,
-                tuple(
-                    parts_planner.expert(layer, expert, role, parts[role]) for role in sorted(parts)
-                ),
-            )
-            for expert, parts in enumerate(experts or ())
-        ]
-        layouts.append(_layer_layout(source, layer_jobs, sorted((experts or ({},))[0])))
-        blocks += layer_jobs
+        if experts is None:
+            layouts.append(None)
+            continue
+        runs = {
+            role: parts_planner.experts(layer, role, column)
+            for role, column in experts.columns.items()
+        }
+        kinds += [(run[0], len(run)) for column in runs.values() for run in column]
+        layouts.append(_layer_layout(f"{source.path}: layer {layer}", runs))
+        rows = zip(*(chain.from_iterable(column) for column in runs.values()), strict=True)
+        blocks += [BlockJob(layer, expert, parts) for expert, parts in enumerate(rows)]
     embedded = (*_model_files(checkpoint), *source.embedded)
     order = None
     if options.trace is not None:
@@ -197,7 +201,7 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
         layer_layouts=layouts,
         tensors=[_tensor_spec(weight, part) for weight, part in dense],
         files=[FileSpec(file.name, file.size) for file in embedded],
-        metadata=_metadata(source, checkpoint, options, dense, blocks),
+        metadata=_metadata(source, checkpoint, options, kinds),
         volumes=volume_labels(len(options.volumes)),
         block_volumes=block_volumes,
         block_order=order,
@@ -207,26 +211,30 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
     notes = list(source.notes) + list(checkpoint.notes) + parts_planner.notes()
     if checkpoint.dropped:
         notes.append(f"left out, engines compute it: {some(checkpoint.dropped)}")
-    planned_parts = [part for _, part in dense] + [part for job in blocks for part in job.parts]
-    needs = _memory_needs(file, planned_parts, sum(item.size for item in embedded))
+    embedded_bytes = sum(item.size for item in embedded)
+    needs = _memory_needs(file, kinds, embedded_bytes)
     return RepackPlan(
         checkpoint=checkpoint,
         options=options,
         file=file,
         jobs=jobs,
-        payload_bytes=sum(job_bytes(job) for job in jobs),
+        kinds=tuple(kinds),
+        payload_bytes=embedded_bytes + sum(n * part.size for part, n in kinds),
         memory=plan_memory(options.memory_bytes, needs, default_threads()),
         notes=tuple(notes),
         warnings=(*_warnings(file), *_missing_tokenizer(source, embedded)),
     )
 
 
-def _memory_needs(file: FilePlan, parts: Sequence[Part], embedded_bytes: int) -> MemoryNeeds:
+def _memory_needs(
+    file: FilePlan, kinds: Sequence[tuple[Part, int]], embedded_bytes: int
+) -> MemoryNeeds:
+    parts = [part for part, _ in kinds]
     recoded = [part for part in parts if part.conversion is Conversion.RECODE]
     return MemoryNeeds(
         fixed_bytes=_WORKING_BYTES
         + _PER_EMBEDDED_BYTE * embedded_bytes
-        + _PER_PART_BYTES * len(parts)
+        + _PER_PART_BYTES * sum(n for _, n in kinds)
         + 2 * file.index_bytes,
         n_files=1 + len(file.volumes),
         is_recoding=bool(recoded),
@@ -237,41 +245,33 @@ def _memory_needs(file: FilePlan, parts: Sequence[Part], embedded_bytes: int) ->
     )
 
 
-def _layer_layout(source: Source, jobs: Sequence[BlockJob], roles: Sequence[Role]) -> Layout | None:
-    if not jobs:
-        return None
-
-    def layout(job: BlockJob) -> tuple[SegmentSpec, ...]:
-        return tuple(
-            SegmentSpec(role, part.dtype, part.source.shape, part.row_interleave)
-            for role, part in zip(roles, job.parts, strict=True)
-        )
-
-    first = layout(jobs[0])
-    for job in jobs[1:]:
-        if (other := layout(job)) != first:
-            a, b = ("/".join(spec.dtype.name for spec in specs) for specs in (first, other))
-            raise RepackError(
-                "mixed-layer",
-                f"{source.path}: layer {job.layer}",
-                f"expert {jobs[0].expert} is {a}, expert {job.expert} is {b}",
-                "experts of one layer have the same encodings",
-                "quantise from the unquantised checkpoint",
-            )
-    return Layout.of(first)
+def _layer_layout(where: str, runs: Mapping[Role, Sequence[Sequence[Part]]]) -> Layout:
+    """The layout of a layer's blocks; of each role there are runs of parts that are alike."""
+    specs = {
+        role: [
+            SegmentSpec(role, run[0].dtype, run[0].source.shape, run[0].row_interleave)
+            for run in column
+        ]
+        for role, column in runs.items()
+    }
+    for role, found in specs.items():
+        expert = 0
+        for run, spec in zip(runs[role], found, strict=True):
+            if spec != found[0]:
+                raise RepackError(
+                    "mixed-layer",
+                    where,
+                    f"{role.name.lower()} of expert 0 is {found[0].dtype.name}, "
+                    f"of expert {expert} {spec.dtype.name}",
+                    "experts of one layer have the same encodings",
+                    "quantise from the unquantised checkpoint",
+                )
+            expert += len(run)
+    return Layout.of(tuple(found[0] for found in specs.values()))
 
 
 def _tensor_spec(weight: DenseWeight, part: Part) -> TensorSpec:
     return TensorSpec(weight.name, part.dtype, weight.part.shape, weight.layer, part.row_interleave)
-
-
-def _parts_of(
-    dense: Sequence[tuple[DenseWeight, Part]], blocks: Sequence[BlockJob]
-) -> Iterator[Part]:
-    for _, part in dense:
-        yield part
-    for job in blocks:
-        yield from job.parts
 
 
 def _model_files(checkpoint: Checkpoint) -> tuple[EmbeddedFile, ...]:
@@ -293,8 +293,9 @@ def _in_file_order(
         (at_tensor[weight.name], TensorJob(weight.name, part)) for weight, part in dense
     ]
     jobs += [(at_file[item.name], FileJob(item)) for item in embedded]
-    jobs += [(int(file.index["offset"][job.layer, job.expert]), job) for job in blocks]
-    return tuple(job for _, job in sorted(jobs, key=lambda pair: pair[0]))
+    at_block = file.index["offset"].tolist()
+    jobs += [(at_block[job.layer][job.expert], job) for job in blocks]
+    return tuple(job for _, job in sorted(jobs, key=itemgetter(0)))
 
 
 def job_bytes(job: Job) -> int:
@@ -310,18 +311,14 @@ def _metadata(
     source: Source,
     checkpoint: Checkpoint,
     options: RepackOptions,
-    dense: Sequence[tuple[DenseWeight, Part]],
-    blocks: Sequence[BlockJob],
+    kinds: Sequence[tuple[Part, int]],
 ) -> dict[str, Any]:
     """Descriptive only, the same for the same input: base names, no dates, no folders."""
     types: dict[str, dict[str, int]] = {}
-    for part in _parts_of(dense, blocks):
+    for part, n in kinds:
         total = types.setdefault(part.dtype.name, {"bytes": 0, "tensors": 0})
-        total["bytes"] += part.size
-        total["tensors"] += 1
-    names = dict.fromkeys(
-        tensor.file.name for part in _parts_of(dense, blocks) for tensor in part.source.inputs
-    )
+        total["bytes"] += n * part.size
+        total["tensors"] += n
     # Without a model nothing else tells how many experts a token reads.
     routing = {"top_k": checkpoint.top_k} if checkpoint.model is None else {}
     return {
@@ -333,12 +330,20 @@ def _metadata(
         "quantisation": options.quant.value,
         **_dense_quantisation(options),
         "source": {
-            "files": sorted(name.encode("utf-8", "replace").decode() for name in names),
+            "files": sorted(_file_names(checkpoint)),
             "format": source.format,
         },
         "tool": {"name": "colibri-repack", "version": version("colibri-repack")},
         "types": types,
     }
+
+
+def _file_names(checkpoint: Checkpoint) -> set[str]:
+    """Names of the files that tensors come from, which are many more than files."""
+    columns = [c for table in checkpoint.experts if table for c in table.columns.values()]
+    slices = chain((weight.part for weight in checkpoint.dense), *columns)
+    files = {id(tensor.file): tensor.file for part in slices for tensor in part.inputs}
+    return {path.name.encode("utf-8", "replace").decode() for path in files.values()}
 
 
 def _order(options: RepackOptions) -> dict[str, str]:

@@ -56,7 +56,7 @@ def plan_seconds(
 
     `costs` are seconds an element on one core.
     """
-    n_read = sum(_read_bytes(plan))
+    n_read = _read_bytes(plan)
     n_written = plan.file.file_size + sum(volume.file_size for volume in plan.file.volumes)
     disk = (n_read + n_written) / disk_bytes_per_second
     compute = sum(n * costs[pair] for pair, n in _elements(plan).items()) / n_cores
@@ -81,20 +81,21 @@ def time_conversion(
 def _elements(plan: RepackPlan) -> Counter[Pair]:
     """How many elements go from which encoding to which."""
     found: Counter[Pair] = Counter()
-    for part in plan.parts:
+    for part, n_parts in plan.kinds:
         if part.conversion is Conversion.RECODE:
             pair = part.source.dtype.name, part.dtype.name
-            found[pair] += math.prod(part.source.shape)
+            found[pair] += n_parts * math.prod(part.source.shape)
     return found
 
 
-def _read_bytes(plan: RepackPlan) -> list[int]:
-    """Bytes read for each part: of its own tensor's encoding, decoded or not."""
-    sizes = []
-    for part in plan.parts:
+def _read_bytes(plan: RepackPlan) -> int:
+    """Bytes read for all parts: of their own tensors' encodings, decoded or not."""
+    n_bytes = 0
+    for part, n_parts in plan.kinds:
         source = part.source
         n = math.prod(source.shape)
         dtype = source.tensor.dtype
         is_packed = source.decoder is not None and source.dtype.is_quantised
-        sizes.append(source.size if is_packed else n // dtype.block_elements * dtype.block_bytes)
-    return sizes
+        size = source.size if is_packed else n // dtype.block_elements * dtype.block_bytes
+        n_bytes += n_parts * size
+    return n_bytes

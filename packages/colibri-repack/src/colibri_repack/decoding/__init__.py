@@ -1,6 +1,6 @@
 """Slices of source tensors, and what makes plain rows of those that are stored in another way."""
 
-from .fp8 import FP8_DTYPES, Fp8Decoder, Fp8Form, Fp8Scale
+from .fp8 import FP8_DTYPES, Fp8Decoder, Fp8Form
 from .mxfp4 import Mxfp4Decoder
 from .slices import Decoder, Slice
 from .strided import StridedDecoder
@@ -10,7 +10,6 @@ __all__ = [
     "Decoder",
     "Fp8Decoder",
     "Fp8Form",
-    "Fp8Scale",
     "Mxfp4Decoder",
     "Slice",
     "StridedDecoder",

@@ -9,7 +9,8 @@ transformers' integrations/finegrained_fp8.py). Formats: OCP 8-bit Floating Poin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -49,44 +50,37 @@ class Fp8Form(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Scale:
-    """The scales of one matrix: a grid of `shape` from byte `offset` of `tensor` on.
+class _Grid:
+    """The scales of one matrix: a grid of `width` columns from byte `offset` of `tensor` on.
 
-    `block` is the rows and columns that share a scale. `first_row` is which row of the grid's
-    matrix is row 0 of the slice: the second half of a fused matrix starts inside the grid.
+    `first_row` is which row of the grid's matrix is row 0 of the slice: the second half of a fused
+    matrix starts inside the grid.
     """
 
     tensor: SourceTensor
     offset: int
-    shape: tuple[int, int]
-    block: tuple[int, int]
-    first_row: int = 0
-
-    def read(self, source: Source, first: int, last: int) -> NDArray[np.float32]:
-        """The grid rows of matrix rows `first` to `last`, inclusive, as `(n, columns)`."""
-        width = self.tensor.dtype.block_bytes
-        row = first // self.block[0]
-        n_rows = last // self.block[0] + 1 - row
-        data = np.empty(n_rows * self.shape[1] * width, np.uint8)
-        at = self.offset + row * self.shape[1] * width
-        source.read_into(self.tensor.name, at, data.data)
-        return _scales(data, self.tensor.dtype.name).reshape(n_rows, self.shape[1])
+    width: int
+    first_row: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Fp8Decoder:
-    """FP8 of shape `(rows, columns)` times block scales, as float32 or rounded to bfloat16."""
+    """FP8 of shape `(rows, columns)` times block scales, as float32 or rounded to bfloat16.
 
-    scale: Fp8Scale
+    `scales` are by name of the weights: of a matrix a grid, of a stack one for each matrix. `block`
+    is the rows and columns that share a scale.
+    """
+
+    scales: Mapping[str, SourceTensor]
+    block: tuple[int, int]
     dtype: DType
 
     @property
     def piece_units(self) -> int:
         return _PIECE
 
-    @property
-    def inputs(self) -> tuple[SourceTensor, ...]:
-        return (self.scale.tensor,)
+    def inputs(self, part: Slice) -> tuple[SourceTensor, ...]:
+        return (self.scales[part.tensor.name],)
 
     def read(self, source: Source, part: Slice, first: int, n_units: int) -> NDArray[np.uint8]:
         columns = part.shape[-1]
@@ -95,24 +89,45 @@ class Fp8Decoder:
         out = np.empty(n_units, np.dtype(f"<u{self.dtype.block_bytes}"))
         end = first + n_units
         row, last_row = first // columns, (end - 1) // columns
-        in_grid = self.scale.first_row
-        scales = self.scale.read(source, in_grid + row, in_grid + last_row)
-        top = (in_grid + row) // self.scale.block[0]
+        grid = self._grid(part)
+        in_grid = grid.first_row
+        scales = self._read_scales(source, grid, in_grid + row, in_grid + last_row)
+        top = (in_grid + row) // self.block[0]
         while row <= last_row:
             # Rows that are there whole and share their scales are decoded together.
             left, right = max(first - row * columns, 0), min(end - row * columns, columns)
             n_rows = 1
             if left == 0 and right == columns:
-                in_block = self.scale.block[0] - (in_grid + row) % self.scale.block[0]
+                in_block = self.block[0] - (in_grid + row) % self.block[0]
                 n_rows = min(in_block, end // columns - row)
             at = row * columns + left - first
             size = n_rows * (right - left)
             shape = (n_rows, right - left)
-            line = scales[(in_grid + row) // self.scale.block[0] - top]
+            line = scales[(in_grid + row) // self.block[0] - top]
             self._decode(part, line, left, codes[at : at + size].reshape(shape),
                          out[at : at + size].reshape(shape))  # fmt: skip
             row += n_rows
         return out.view(np.uint8)
+
+    def _grid(self, part: Slice) -> _Grid:
+        """The scales of the slice's matrix, which its place in the tensor tells."""
+        rows, columns = part.tensor.shape[-2:]
+        matrix, first_row = divmod(part.offset // columns, rows)
+        scale = self.scales[part.tensor.name]
+        height, width = scale.shape[-2:]
+        return _Grid(scale, matrix * height * width * scale.dtype.block_bytes, width, first_row)
+
+    def _read_scales(
+        self, source: Source, grid: _Grid, first: int, last: int
+    ) -> NDArray[np.float32]:
+        """The grid rows of matrix rows `first` to `last`, inclusive, as `(n, columns)`."""
+        dtype = grid.tensor.dtype
+        row = first // self.block[0]
+        n_rows = last // self.block[0] + 1 - row
+        data = np.empty(n_rows * grid.width * dtype.block_bytes, np.uint8)
+        at = grid.offset + row * grid.width * dtype.block_bytes
+        source.read_into(grid.tensor.name, at, data.data)
+        return _scales(data, dtype.name).reshape(n_rows, grid.width)
 
     def _decode(
         self,
@@ -126,7 +141,7 @@ class Fp8Decoder:
 
         A block has 256 numbers at most: each is computed once, and looked up.
         """
-        width = self.scale.block[1]
+        width = self.block[1]
         right = left + codes.shape[1]
         first, last = left // width, -(-right // width)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -141,7 +156,7 @@ class Fp8Decoder:
         return tuple(int(i) for i in np.unravel_index(part.offset + index, part.tensor.shape))
 
     def as_f32(self) -> Fp8Decoder:
-        return replace(self, dtype=DTYPES["f32"])
+        return Fp8Decoder(self.scales, self.block, DTYPES["f32"])
 
 
 def _scales(data: NDArray[np.uint8], dtype_name: str) -> NDArray[np.float32]:

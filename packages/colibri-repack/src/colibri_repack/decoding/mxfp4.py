@@ -29,12 +29,11 @@ _PIECE: Final = 2**14
 class Mxfp4Decoder:
     """Rows of ggml's mxfp4 from `blocks` (uint8, 16 bytes a block) and `scales` (one byte each).
 
-    The slice's offset is where row 0 starts in the blocks, `scale_offset` where it starts in
-    `scales`; row r is `row_step * r` rows of the source further on.
+    The slice's offset is where row 0 starts in the blocks; row r is `row_step * r` rows of the
+    source further on.
     """
 
     scales: SourceTensor
-    scale_offset: int
     row_step: int = 1
 
     @property
@@ -45,8 +44,7 @@ class Mxfp4Decoder:
     def piece_units(self) -> int:
         return _PIECE
 
-    @property
-    def inputs(self) -> tuple[SourceTensor, ...]:
+    def inputs(self, part: Slice) -> tuple[SourceTensor, ...]:
         return (self.scales,)
 
     def read(self, source: Source, part: Slice, first: int, n_units: int) -> NDArray[np.uint8]:
@@ -82,7 +80,7 @@ class Mxfp4Decoder:
         scales = np.empty(n_blocks, np.uint8)
         flat = nibbles.reshape(-1)
         source.read_into(part.tensor.name, part.offset + first * _HALF, flat.data)
-        source.read_into(self.scales.name, self.scale_offset + first, scales.data)
+        source.read_into(self.scales.name, part.offset // _HALF + first, scales.data)
         return nibbles, scales
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from ..sources import Source, SourceTensor
 
 
 class Decoder(Protocol):
-    """Makes rows of `dtype` from bytes that are no such rows.
+    """Makes rows of `dtype` from bytes that are no such rows; one for all slices of a kind.
 
     `piece_units` is how many quant blocks (or elements) at once keep temporary memory at a few
     megabytes.
@@ -28,8 +27,7 @@ class Decoder(Protocol):
     def piece_units(self) -> int:
         """Units to ask for at most."""
 
-    @property
-    def inputs(self) -> tuple[SourceTensor, ...]:
+    def inputs(self, part: Slice) -> tuple[SourceTensor, ...]:
         """Tensors that are read beside the slice's own."""
 
     def read(self, source: Source, part: Slice, first: int, n_units: int) -> NDArray[np.uint8]:
@@ -42,12 +40,12 @@ class Decoder(Protocol):
         """The same without a rounding on the way, for values to be encoded again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """A part of a source tensor that is read as a C-contiguous tensor of `shape`.
 
     Without a `decoder` its bytes stand in `tensor` from byte `offset` on. With one, `offset` is
-    where the decoder starts, and `dtype`, `size` and `read_into` are of the decoded rows.
+    where the decoder starts, and `dtype`, `size` and `read_into` are of the decoded rows. A named
+    tuple, as a model has 50,000.
     """
 
     tensor: SourceTensor
@@ -68,7 +66,7 @@ class Slice:
     @property
     def inputs(self) -> tuple[SourceTensor, ...]:
         """Every tensor that reading touches."""
-        return (self.tensor, *(self.decoder.inputs if self.decoder else ()))
+        return (self.tensor, *(self.decoder.inputs(self) if self.decoder else ()))
 
     def read_into(self, source: Source, start: int, buffer: memoryview) -> None:
         """Fill `buffer` from byte `start` of the slice on.
@@ -100,4 +98,4 @@ class Slice:
 
     def as_f32(self) -> Slice:
         """The same slice without a rounding on the way, for values to be encoded again."""
-        return self if self.decoder is None else replace(self, decoder=self.decoder.as_f32())
+        return self if self.decoder is None else self._replace(decoder=self.decoder.as_f32())

@@ -34,8 +34,7 @@ class StridedDecoder:
         # The fewer, the smaller each request: 8 MiB of output keep them at some kilobytes.
         return 2**22
 
-    @property
-    def inputs(self) -> tuple[SourceTensor, ...]:
+    def inputs(self, part: Slice) -> tuple[SourceTensor, ...]:
         return ()
 
     def read(self, source: Source, part: Slice, first: int, n_units: int) -> NDArray[np.uint8]:

@@ -11,6 +11,7 @@ from colibri_format import FormatError, ModelSpec, Role, parse_model
 from ..decoding import Fp8Form, Slice
 from ..errors import SourceError
 from ..sources import Source, SourceTensor
+from .expert_table import ExpertTable
 from .family import Family
 from .fp8_weights import SCALE_SUFFIX, Weights, check_quantisation
 from .gguf_model import read_gguf_model
@@ -85,7 +86,7 @@ class _Reader:
         dense_layers = self._dense_layers()
         self._settle_head()
         dense: list[DenseWeight] = []
-        experts: list[tuple[Mapping[Role, Slice], ...] | None] = []
+        experts: list[ExpertTable | None] = []
         for wanted in wanted_globals(self.model):
             if wanted.name != "output.weight" or not self.model.tie_embeddings:
                 dense.extend(self._take(wanted))
@@ -101,7 +102,7 @@ class _Reader:
             if is_moe:
                 experts.append(self._take_experts(layer))
             elif self.model.moe is None:
-                experts.append((self._take_ffn(layer),))
+                experts.append(self._take_ffn(layer))
             else:
                 experts.append(None)
         self._refuse_unknown([tensor.name for tensor in self.left.values()])
@@ -223,50 +224,56 @@ class _Reader:
                 "description and tensors are of different models: fetch both again",
             )
 
-    def _take_ffn(self, layer: int) -> Mapping[Role, Slice]:
-        parts: dict[Role, Slice] = {}
+    def _take_ffn(self, layer: int) -> ExpertTable:
+        columns: dict[Role, list[Slice]] = {}
         for role, matrix in _MATRIX_ROLES.items():
             tensor = self._pop(f"blk.{layer}.ffn_{matrix}.weight")
             self._check_shape(tensor, (self._expert_shape(role),))
-            self._put(parts, role, tensor, 0, 0)
-        return _by_role(parts)
+            self._put(columns, role, tensor, 0, 0)
+        return _table(f"{self.source.path}: layer {layer}", columns)
 
-    def _take_experts(self, layer: int) -> tuple[Mapping[Role, Slice], ...]:
+    def _take_experts(self, layer: int) -> ExpertTable:
         """Every expert's parts: from a stack of all experts' matrices, or one tensor an expert."""
         n_experts = self.model.moe.n_experts if self.model.moe else 1
-        experts: list[dict[Role, Slice]] = [{} for _ in range(n_experts)]
+        columns: dict[Role, list[Slice]] = {}
         is_fused = FUSED.format(layer) in self.left
         for role, matrix in _MATRIX_ROLES.items():
-            rows, columns = self._expert_shape(role)
+            rows, n_columns = self._expert_shape(role)
             stack = f"blk.{layer}.ffn_{matrix}_exps.weight"
             if stack in self.left:
                 tensor = self._pop(stack)
-                self._check_shape(tensor, ((n_experts, rows, columns),))
-                for expert, parts in enumerate(experts):
-                    self._put(parts, role, tensor, expert, 0)
+                self._check_shape(tensor, ((n_experts, rows, n_columns),))
+                for expert in range(n_experts):
+                    self._put(columns, role, tensor, expert, 0)
             elif not (is_fused and role is not Role.DOWN):
-                for expert, parts in enumerate(experts):
+                shapes = ((rows, n_columns),)
+                for expert in range(n_experts):
                     tensor = self._pop(f"blk.{layer}.ffn_{matrix}.{expert}.weight")
-                    self._check_shape(tensor, ((rows, columns),))
-                    self._put(parts, role, tensor, 0, 0)
+                    self._check_shape(tensor, shapes)
+                    self._put(columns, role, tensor, 0, 0)
         # Beside gate and up of their own the fused stack stays, and is refused as not understood.
-        if is_fused and not experts[0].keys() & {Role.GATE, Role.UP}:
+        if is_fused and not columns.keys() & {Role.GATE, Role.UP}:
             tensor = self._pop(FUSED.format(layer))
-            rows, columns = self._expert_shape(Role.GATE)
-            self._check_shape(tensor, ((n_experts, 2 * rows, columns),))
-            for expert, parts in enumerate(experts):
-                self._put(parts, Role.GATE, tensor, expert, 0)
-                self._put(parts, Role.UP, tensor, expert, rows)
-        return tuple(map(_by_role, experts))
+            rows, n_columns = self._expert_shape(Role.GATE)
+            self._check_shape(tensor, ((n_experts, 2 * rows, n_columns),))
+            for expert in range(n_experts):
+                self._put(columns, Role.GATE, tensor, expert, 0)
+                self._put(columns, Role.UP, tensor, expert, rows)
+        return _table(f"{self.source.path}: layer {layer}", columns)
 
     def _put(
-        self, parts: dict[Role, Slice], role: Role, tensor: SourceTensor, matrix: int, first: int
+        self,
+        columns: dict[Role, list[Slice]],
+        role: Role,
+        tensor: SourceTensor,
+        matrix: int,
+        first: int,
     ) -> None:
         n_rows = self._expert_shape(role)[0]
-        parts[role] = self.weights.rows(tensor, matrix, first, n_rows)
+        columns.setdefault(role, []).append(self.weights.rows(tensor, matrix, first, n_rows))
         scales = self.weights.scales(tensor, matrix, first, n_rows)
         if scales is not None:
-            parts[_SCALE_ROLES[role]] = scales
+            columns.setdefault(_SCALE_ROLES[role], []).append(scales)
 
     def _expert_shape(self, role: Role) -> tuple[int, int]:
         width = self.model.moe.expert_size if self.model.moe else self.model.ffn_size
@@ -274,5 +281,12 @@ class _Reader:
         return (hidden, width) if role is Role.DOWN else (width, hidden)
 
 
-def _by_role(parts: Mapping[Role, Slice]) -> Mapping[Role, Slice]:
-    return {role: parts[role] for role in sorted(parts)}
+def _table(where: str, columns: Mapping[Role, list[Slice]]) -> ExpertTable:
+    most = max(map(len, columns.values()))
+    for role, column in columns.items():
+        if len(column) < most:
+            raise SourceError("missing-tensor", where,
+                              f"{most - len(column)} experts have no {role.name.lower()}",
+                              "every expert of a layer has the same parts",
+                              "fetch the whole model, or repack with --fp8 bf16")  # fmt: skip
+    return ExpertTable({role: tuple(columns[role]) for role in sorted(columns)})

@@ -14,11 +14,13 @@ from ..decoding import Mxfp4Decoder, Slice, StridedDecoder
 from ..decoding.mxfp4 import BLOCK_ELEMENTS
 from ..errors import SourceError
 from ..sources import SourceTensor
+from .expert_table import ExpertTable
 from .fp8_weights import Weights
 
-# Below `blk.N.`; `gate_up` is both in one tensor. `blocks` and `scales` are MXFP4 in two tensors.
-_STACK: Final = re.compile(r"ffn_(gate|up|down|gate_up)_exps\.(weight|bias|scale|blocks|scales)")
-_SINGLE: Final = re.compile(r"ffn_(gate|up|down)\.(\d{1,7})\.(weight|bias)")
+# Templates below `blk.{}.`; `gate_up` is both in one tensor. `blocks` and `scales` are MXFP4 in two
+# tensors.
+STACK: Final = re.compile(r"ffn_(gate|up|down|gate_up)_exps\.(weight|bias|scale|blocks|scales)")
+SINGLE: Final = re.compile(r"ffn_(gate|up|down)\.\{\}\.(weight|bias)")
 _MATRICES: Final = {"gate": Role.GATE, "up": Role.UP, "down": Role.DOWN}
 _BIAS: Final = 1
 _SCALE: Final = 2
@@ -33,26 +35,16 @@ class Fused(Enum):
 
 @dataclass
 class LayerExperts:
-    """Expert tensors of one layer: stacks by `(matrix, part)`, single ones by expert as well."""
+    """Expert tensors of one layer: stacks by `(matrix, part)`, single ones by expert below that."""
 
     stacks: dict[tuple[str, str], SourceTensor] = field(default_factory=dict)
-    singles: dict[tuple[str, str, int], SourceTensor] = field(default_factory=dict)
-
-    def add(self, name: str, tensor: SourceTensor) -> bool:
-        """Take the tensor, `name` without `blk.N.`; False if it is no expert's."""
-        if match := _STACK.fullmatch(name):
-            self.stacks[match[1], match[2]] = tensor
-        elif match := _SINGLE.fullmatch(name):
-            self.singles[match[1], match[3], int(match[2])] = tensor
-        else:
-            return False
-        return True
+    singles: dict[tuple[str, str], dict[int, SourceTensor]] = field(default_factory=dict)
 
     @property
     def n_experts(self) -> int:
         """How many experts the tensors are of."""
         counts = [t.shape[0] for t in self.stacks.values() if t.shape]
-        counts += [expert + 1 for _, _, expert in self.singles]
+        counts += [max(experts) + 1 for experts in self.singles.values()]
         return max(counts, default=0)
 
 
@@ -71,8 +63,8 @@ class ExpertShape:
 
 def take_experts(
     where: str, found: LayerExperts, facts: ExpertShape, weights: Weights
-) -> tuple[Mapping[Role, Slice], ...]:
-    """The experts of one layer, each by role; all have the same roles and shapes.
+) -> ExpertTable:
+    """The experts of one layer; all have the same roles and shapes.
 
     Raises:
         SourceError: `missing-tensor` when an expert lacks what others have, `tensor-shape` when
@@ -81,8 +73,9 @@ def take_experts(
     assembly = _Assembly(where, facts, weights)
     for (matrix, part), tensor in found.stacks.items():
         assembly.add_stack(matrix, part, tensor, found)
-    for (matrix, part, expert), tensor in found.singles.items():
-        assembly.add_single(matrix, part, expert, tensor)
+    for (matrix, part), experts in found.singles.items():
+        for expert, tensor in experts.items():
+            assembly.add_single(matrix, part, expert, tensor)
     return assembly.checked()
 
 
@@ -91,17 +84,20 @@ class _Assembly:
         self.where = where
         self.facts = facts
         self.weights = weights
-        self.experts: list[dict[Role, Slice]] = [{} for _ in range(facts.n_experts)]
+        self.columns: dict[Role, list[Slice | None]] = {}
 
     def put(self, expert: int, role: Role, part: Slice, tensor: SourceTensor) -> None:
         if DTYPES.get(part.dtype.name) is not part.dtype:
             raise SourceError("unsupported-dtype", f"{tensor.file}: tensor {tensor.name!r}",
                               f"is {part.dtype.name}", f"one of {', '.join(DTYPES)}")  # fmt: skip
-        if role in self.experts[expert]:
+        column = self.columns.get(role)
+        if column is None:
+            column = self.columns[role] = [None] * self.facts.n_experts
+        if column[expert] is not None:
             raise SourceError("duplicate-tensor", f"{tensor.file}: tensor {tensor.name!r}",
                               f"gives expert {expert} its {role.name.lower()} a second time",
                               "each part once")  # fmt: skip
-        self.experts[expert][role] = part
+        column[expert] = part
 
     def add_single(self, matrix: str, part: str, expert: int, tensor: SourceTensor) -> None:
         if expert >= self.facts.n_experts:
@@ -192,10 +188,10 @@ class _Assembly:
         starts = {_MATRICES[matrix]: 0} if not is_fused else {
             Role.GATE: 0, Role.UP: 1 if step == 2 else half}  # fmt: skip
         shape = (half, n_blocks * BLOCK_ELEMENTS)
+        decoder = Mxfp4Decoder(scales, step)
         for expert in range(self.facts.n_experts):
             for role, start in starts.items():
                 at = (expert * n_rows + start) * n_blocks
-                decoder = Mxfp4Decoder(scales, at, step)
                 self.put(expert, role, Slice(tensor, at * n_bytes, shape, decoder), tensor)
 
     def add_biases(self, matrix: str, tensor: SourceTensor) -> None:
@@ -261,27 +257,41 @@ class _Assembly:
         return SourceError("tensor-shape", f"{tensor.file}: tensor {tensor.name!r}", found,
                            required, "fetch the model again")  # fmt: skip
 
-    def checked(self) -> tuple[Mapping[Role, Slice], ...]:
-        roles = set().union(*self.experts)
-        for expert, parts in enumerate(self.experts):
-            if missing := sorted((roles | {Role.UP, Role.DOWN}) - parts.keys()):
-                raise SourceError("missing-tensor", self.where,
-                                  f"expert {expert} has no {missing[0].name.lower()}",
-                                  "every expert of a layer has the same parts",
-                                  "fetch the whole model")  # fmt: skip
-            self.check_shapes(expert, parts)
-        return tuple({role: parts[role] for role in sorted(parts)} for parts in self.experts)
+    def checked(self) -> ExpertTable:
+        columns: dict[Role, tuple[Slice, ...]] = {}
+        lacking: list[tuple[int, Role]] = []
+        for role in sorted({*self.columns, Role.UP, Role.DOWN}):
+            column = self.columns.get(role, [None])
+            columns[role] = tuple(part for part in column if part is not None)
+            if len(columns[role]) < len(column):
+                lacking.append((column.index(None), role))
+        if lacking:
+            expert, role = min(lacking)
+            raise SourceError("missing-tensor", self.where,
+                              f"expert {expert} has no {role.name.lower()}",
+                              "every expert of a layer has the same parts",
+                              "fetch the whole model")  # fmt: skip
+        shapes = list(zip(*([part.shape for part in column] for column in columns.values()),
+                          strict=True))  # fmt: skip
+        for found in dict.fromkeys(shapes):
+            self.check_shapes(shapes.index(found), dict(zip(columns, found, strict=True)))
+        return ExpertTable(columns)
 
-    def check_shapes(self, expert: int, parts: Mapping[Role, Slice]) -> None:
+    def check_shapes(self, expert: int, shapes: Mapping[Role, tuple[int, ...]]) -> None:
         """Gate and up are `(width, hidden)`, down is `(hidden, width)`, biases as their rows."""
-        width, hidden = parts[Role.UP].shape
-        required = {Role.GATE: (width, hidden), Role.DOWN: (hidden, width)}
-        required |= {Role.GATE_BIAS: (width,), Role.UP_BIAS: (width,), Role.DOWN_BIAS: (hidden,)}  # type: ignore[dict-item]
+        width, hidden = shapes[Role.UP]
+        required: dict[Role, tuple[int, ...]] = {
+            Role.GATE: (width, hidden),
+            Role.DOWN: (hidden, width),
+            Role.GATE_BIAS: (width,),
+            Role.UP_BIAS: (width,),
+            Role.DOWN_BIAS: (hidden,),
+        }
         if hidden != self.facts.hidden_size:
             required[Role.UP] = (width, self.facts.hidden_size)
         for role, shape in required.items():
-            if role in parts and parts[role].shape != shape:
+            if role in shapes and shapes[role] != shape:
                 raise SourceError("tensor-shape", self.where,
                                   f"expert {expert} has a {role.name.lower()} of shape "
-                                  f"{parts[role].shape}", f"{shape}",
+                                  f"{shapes[role]}", f"{shape}",
                                   "fetch the model again")  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Final
 
 from colibri_format import DTYPES
 
-from ..decoding import FP8_DTYPES, Fp8Decoder, Fp8Form, Fp8Scale, Slice
+from ..decoding import FP8_DTYPES, Fp8Decoder, Fp8Form, Slice
 from ..errors import SourceError
 from ..sources import Source, SourceTensor
 from .members import Members
@@ -55,17 +55,30 @@ class Weights:
         self._block = block
         self._form = form
         self._scales: dict[str, SourceTensor] = {}
-        self.decoded: list[str] = []
+        self.decoded: set[str] = set()
         every = source.tensors
-        for name, tensor in every.items():
-            scale = every.get(name + SCALE_SUFFIX)
-            if tensor.dtype.name in FP8_DTYPES and scale is not None and len(tensor.shape) > 1:
+        # Matrices are many and alike: each kind of them is looked at once.
+        checked: set[tuple[object, ...]] = set()
+        for scale in every.values():
+            if not scale.name.endswith(SCALE_SUFFIX):
+                continue
+            tensor = every.get(scale.name.removesuffix(SCALE_SUFFIX))
+            if tensor is None or tensor.dtype.name not in FP8_DTYPES or len(tensor.shape) < 2:
+                continue
+            kind = tensor.shape, scale.shape, scale.dtype.name
+            if kind not in checked:
                 self._check(tensor, scale)
-                self._scales[name] = scale
+                checked.add(kind)
+            self._scales[tensor.name] = scale
         taken = {scale.name for scale in self._scales.values()}
-        self.tensors: Mapping[str, SourceTensor] = {
-            name: tensor for name, tensor in every.items() if name not in taken
-        }
+        self.tensors: Mapping[str, SourceTensor] = (
+            {name: tensor for name, tensor in every.items() if name not in taken}
+            if taken
+            else every
+        )
+        self._decoder: Fp8Decoder | None = None
+        if form is not Fp8Form.KEEP:
+            self._decoder = Fp8Decoder(self._scales, block, DTYPES[form.value])
 
     def has_scale(self, tensor: SourceTensor) -> bool:
         """Whether the tensor is FP8 with block scales."""
@@ -87,30 +100,23 @@ class Weights:
 
     def rows(self, tensor: SourceTensor, matrix: int, first: int, n_rows: int) -> Slice:
         """`n_rows` rows from `first` on of matrix number `matrix` of a stack (0: of a matrix)."""
-        height, columns = tensor.shape[-2:]
-        offset = tensor.dtype.size_bytes((matrix * height + first, columns))
-        part = Slice(tensor, offset, (n_rows, columns))
-        scale = self._scales.get(tensor.name)
-        if scale is None:
-            if tensor.dtype.name in FP8_DTYPES:
-                raise SourceError(
-                    "missing-tensor",
-                    self._source.path,
-                    f"has no {tensor.name + SCALE_SUFFIX!r}",
-                    f"{tensor.name} is {tensor.dtype.name}: it is nothing without its scales",
-                    "fetch the whole model",
-                )
-            return part
-        if self._form is Fp8Form.KEEP:
-            return part
-        if not self.decoded or self.decoded[-1] != tensor.name:
-            self.decoded.append(tensor.name)
-        grid = self._grid(scale)
-        at = matrix * grid[0] * grid[1] * scale.dtype.block_bytes
-        decoder = Fp8Decoder(
-            Fp8Scale(scale, at, grid, self._block, first), DTYPES[self._form.value]
-        )
-        return Slice(tensor, offset, part.shape, decoder)
+        shape, dtype = tensor.shape, tensor.dtype
+        columns = shape[-1]
+        row = matrix * shape[-2] + first
+        offset = row * columns // dtype.block_elements * dtype.block_bytes
+        if dtype.name not in FP8_DTYPES:
+            return Slice(tensor, offset, (n_rows, columns))
+        if tensor.name not in self._scales:
+            raise SourceError(
+                "missing-tensor",
+                self._source.path,
+                f"has no {tensor.name + SCALE_SUFFIX!r}",
+                f"{tensor.name} is {tensor.dtype.name}: it is nothing without its scales",
+                "fetch the whole model",
+            )
+        if self._decoder is not None:
+            self.decoded.add(tensor.name)
+        return Slice(tensor, offset, (n_rows, columns), self._decoder)
 
     def scales(self, tensor: SourceTensor, matrix: int, first: int, n_rows: int) -> Slice | None:
         """The scales of those rows, where they are kept; None where there are none.
@@ -118,13 +124,15 @@ class Weights:
         Raises:
             SourceError: `unsupported-model` where the rows start or end inside a block.
         """
+        if self._decoder is not None:
+            return None
         scale = self._scales.get(tensor.name)
-        if scale is None or self._form is not Fp8Form.KEEP:
+        if scale is None:
             return None
         height = tensor.shape[-2]
         if first % self._block[0] or (first + n_rows < height and n_rows % self._block[0]):
             raise self._refuse(tensor, f"{n_rows} rows from {first} on")
-        grid = self._grid(scale)
+        grid = scale.shape[-2:]
         n_grid = -(-n_rows // self._block[0])
         at = (matrix * grid[0] + first // self._block[0]) * grid[1] * scale.dtype.block_bytes
         return Slice(scale, at, (n_grid, grid[1]))
@@ -135,11 +143,9 @@ class Weights:
             return [f"{len(self._scales)} FP8 tensors keep their bytes, scales beside them"]
         if not self.decoded:
             return []
-        names = len(dict.fromkeys(self.decoded))
-        return [f"{names} FP8 tensors with block scales are decoded to {self._form.value}"]
-
-    def _grid(self, scale: SourceTensor) -> tuple[int, int]:
-        return scale.shape[-2], scale.shape[-1]
+        return [
+            f"{len(self.decoded)} FP8 tensors with block scales are decoded to {self._form.value}"
+        ]
 
     def _refuse(self, tensor: SourceTensor, found: str) -> SourceError:
         return SourceError(

@@ -146,14 +146,18 @@ ALL: Final = (
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:
     """`name` with its whole numbers as `{}`, and those numbers.
 
+    Braces of its own are doubled, as `str.format` wants them.
+
     >>> split_name("blk.3.ffn_gate.12.weight")
     ('blk.{}.ffn_gate.{}.weight', (3, 12))
     """
+    if "{" in name or "}" in name:
+        name = name.replace("{", "{{").replace("}", "}}")
     parts = name.split(".")
     numbers = []
     for i, part in enumerate(parts):
         # "007" is kept as text: two names must never mean one tensor.
-        is_number = part.isascii() and part.isdigit() and len(part) <= _MAX_DIGITS
+        is_number = part.isdigit() and part.isascii() and len(part) <= _MAX_DIGITS
         if is_number and (part == "0" or part[0] != "0"):
             numbers.append(int(part))
             parts[i] = "{}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from colibri_format import ModelSpec, Role
+from colibri_format import ModelSpec
 
 from ..decoding import Slice
 from ..sources import Source, SourceTensor
+from .expert_table import ExpertTable
 from .family import Family
 
 _TILE_BYTES: Final = 4 * 2**20
@@ -40,7 +40,7 @@ class Checkpoint:
     n_experts: int
     top_k: int | None
     dense: tuple[DenseWeight, ...]
-    experts: tuple[tuple[Mapping[Role, Slice], ...] | None, ...]
+    experts: tuple[ExpertTable | None, ...]
     dropped: tuple[str, ...]
     notes: tuple[str, ...]
 

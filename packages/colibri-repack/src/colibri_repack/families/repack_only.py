@@ -7,19 +7,17 @@ plus 1, -exp of `A_log`, DeepSeek's `kv_b` cut in two) is not computed.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from colibri_format import DTYPES, Role
 
-from ..decoding import Slice
 from ..errors import SourceError
 from ..sources import Source, SourceTensor
 from .auto_names import guess_name
-from .expert_parts import ExpertShape, Fused, LayerExperts, take_experts
+from .expert_parts import SINGLE, STACK, ExpertShape, Fused, LayerExperts, take_experts
+from .expert_table import ExpertTable
 from .family import Family
 from .fp8_weights import SCALE_SUFFIX, Weights
 from .members import MAX_EXPERTS
@@ -27,14 +25,37 @@ from .names import split_name
 from .outline import Outline
 from .parts import Checkpoint, DenseWeight, is_same
 
-_LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)", re.DOTALL)
-_MAX_DIGITS: Final = 7
+_LAYERED: Final = "blk.{}."
 _FFN: Final = {Role.GATE: "ffn_gate.weight", Role.UP: "ffn_up.weight", Role.DOWN: "ffn_down.weight"}
 _GLOBALS: Final = ("token_embd.weight", "output_norm.weight")
 _FUSED_SHARED: Final = "ffn_gate_up_shexp.weight"
 _GATE_SHARED: Final = "ffn_gate_shexp.weight"
 _UP_SHARED: Final = "ffn_up_shexp.weight"
 _MAX_LISTED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the tensors of one canonical template belong, `template` without `blk.{}.`.
+
+    `matrix` is which part of an expert they are, as `LayerExperts` names it; None for dense ones.
+    """
+
+    template: str
+    is_layered: bool
+    matrix: tuple[str, str] | None = None
+    is_single: bool = False
+
+    @classmethod
+    def of(cls, canonical: str) -> _Place | None:
+        """The place that the template `canonical` names; None for a layer without a number."""
+        if not canonical.startswith(_LAYERED):
+            return None if canonical.startswith("blk.") else cls(canonical, is_layered=False)
+        rest = canonical.removeprefix(_LAYERED)
+        single = SINGLE.fullmatch(rest)
+        match = single or STACK.fullmatch(rest)
+        matrix = (match[1], match[2]) if match is not None else None
+        return cls(rest, is_layered=True, matrix=matrix, is_single=single is not None)
 
 
 @dataclass
@@ -95,7 +116,7 @@ class RepackOnlyReader:
         self._settle_head()
         self._check_complete()
         dense = [self._weights(name, None, tensor) for name, tensor in self.globals.items()]
-        experts: list[tuple[Mapping[Role, Slice], ...] | None] = []
+        experts: list[ExpertTable | None] = []
         facts = self._shape(n_experts)
         for number, layer in enumerate(self.layers):
             where = f"{self.source.path}: layer {number}"
@@ -122,15 +143,29 @@ class RepackOnlyReader:
 
     def _sort(self) -> None:
         unknown: list[str] = []
+        places: dict[str, _Place] = {}
         for name, tensor in self.weights.tensors.items():
             if name.startswith(self.family.left_out):
                 self.left_out.append(name)
-            elif split_name(name)[0] in self.family.ignored:
+                continue
+            plain = self._plain(name) if self.family.prefixes else name
+            template, numbers = split_name(plain)
+            if template in self.family.ignored:
                 self.dropped.append(name)
-            else:
-                canonical = self._canonical(name)
-                if canonical is None or not self._place(canonical, tensor):
-                    unknown.append(name)
+                continue
+            place = places.get(template)
+            if place is None and (canonical := self._known(template)) is not None:
+                place = _Place.of(canonical)
+                if place is not None:
+                    places[template] = place
+            elif place is None and self.is_auto:
+                # Which of its numbers count is told by the form of each name.
+                guessed, numbers = guess_name(plain)
+                if guessed is not None:
+                    self.mapping[template] = guessed
+                    place = _Place.of(guessed)
+            if place is None or not self._put(place, numbers, tensor):
+                unknown.append(name)
         if unknown:
             listed = ", ".join(repr(name) for name in unknown[:_MAX_LISTED])
             more = f" and {len(unknown) - _MAX_LISTED} more" if len(unknown) > _MAX_LISTED else ""
@@ -142,43 +177,44 @@ class RepackOnlyReader:
                 "" if self.is_auto else "--family auto places experts by names and shapes alone",
             )
 
-    def _canonical(self, name: str) -> str | None:
-        if self.source.format == "gguf":
-            return name
-        plain = name
+    def _plain(self, name: str) -> str:
+        """`name` without what stands before it in multimodal checkpoints."""
         for prefix, short in self.family.prefixes.items():
-            if plain.startswith(prefix):
-                plain = short + plain[len(prefix) :]
-                break
-        template, numbers = split_name(plain)
-        found = self.family.names.get(template)
-        if found is None and self.is_auto:
-            found, numbers = guess_name(plain)
-        if found is None:
-            return None
-        self.mapping[template] = found
-        return found.format(*numbers)
+            if name.startswith(prefix):
+                return short + name[len(prefix) :]
+        return name
 
-    def _place(self, canonical: str, tensor: SourceTensor) -> bool:
+    def _known(self, template: str) -> str | None:
+        """The canonical template of names of this one, where a table has it."""
+        if self.source.format == "gguf":
+            return template
+        found = self.family.names.get(template)
+        if found is not None:
+            self.mapping[template] = found
+        return found
+
+    def _put(self, place: _Place, numbers: tuple[int, ...], tensor: SourceTensor) -> bool:
         """Put the tensor where it belongs; False if there is no such place."""
-        match = _LAYER.fullmatch(canonical)
-        if match is None:
-            is_new = canonical not in self.globals
-            self.globals.setdefault(canonical, tensor)
+        if not place.is_layered:
+            name = place.template.format(*numbers)
+            taken = self.globals.setdefault(name, tensor)
+        elif numbers[0] >= len(self.layers):
+            return False
         else:
-            if len(match[1]) > _MAX_DIGITS or int(match[1]) >= len(self.layers):
-                return False
-            layer = self.layers[int(match[1])]
-            before = len(layer.experts.stacks) + len(layer.experts.singles) + len(layer.dense)
-            if not layer.experts.add(match[2], tensor):
-                layer.dense.setdefault(match[2], tensor)
-            elif self.source.format == "gguf" and not self.family.has_fused_gguf:
-                self._refuse_fused(match[2], tensor)
-            after = len(layer.experts.stacks) + len(layer.experts.singles) + len(layer.dense)
-            is_new = after > before
-        if not is_new:
+            layer = self.layers[numbers[0]]
+            if place.matrix is None:
+                taken = layer.dense.setdefault(place.template.format(*numbers[1:]), tensor)
+            elif place.is_single:
+                taken = layer.experts.singles.setdefault(place.matrix, {}).setdefault(
+                    numbers[1], tensor
+                )
+            else:
+                taken = layer.experts.stacks.setdefault(place.matrix, tensor)
+                if self.source.format == "gguf" and not self.family.has_fused_gguf:
+                    self._refuse_fused(place.template, tensor)
+        if taken is not tensor:
             raise SourceError("duplicate-tensor", f"{self.source.path}: tensor {tensor.name!r}",
-                              f"is another tensor for {canonical!r}",
+                              f"is another tensor in the place of {taken.name!r}",
                               "each tensor once")  # fmt: skip
         return True
 
@@ -264,14 +300,14 @@ class RepackOnlyReader:
                               f"{self.family.name} has it, or its other layers have",
                               "fetch the whole model")  # fmt: skip
 
-    def _take_ffn(self, number: int, layer: _Layer) -> tuple[Mapping[Role, Slice], ...]:
+    def _take_ffn(self, number: int, layer: _Layer) -> ExpertTable:
         """The one block of a dense model's layer."""
         parts = LayerExperts()
         for role, name in _FFN.items():
-            parts.singles[role.name.lower(), "weight", 0] = layer.dense.pop(name)
+            parts.singles[role.name.lower(), "weight"] = {0: layer.dense.pop(name)}
             bias = layer.dense.pop(name.replace("weight", "bias"), None)
             if bias is not None:
-                parts.singles[role.name.lower(), "bias", 0] = bias
+                parts.singles[role.name.lower(), "bias"] = {0: bias}
         where = f"{self.source.path}: layer {number}"
         return take_experts(where, parts, self._shape(1), self.weights)
 

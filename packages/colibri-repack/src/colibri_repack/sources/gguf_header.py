@@ -259,9 +259,7 @@ def _place(
                 "the whole file is required",
                 "the file is cut short: fetch it again",
             )
-        tensors[row.name] = SourceTensor(
-            row.name, row.dtype, row.shape, row.size, path, data_offset + row.offset
-        )
+        tensors[row.name] = row._replace(offset=data_offset + row.offset)
     end, last = 0, ""
     for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.size)):
         if tensor.offset < end:

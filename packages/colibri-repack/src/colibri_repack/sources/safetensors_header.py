@@ -6,8 +6,11 @@ as a JSON object, then the data, which the tensors cover without hole or overlap
 
 from __future__ import annotations
 
+from itertools import accumulate, chain, repeat
+from math import prod
+from operator import attrgetter, itemgetter, sub
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from colibri_format import DTYPES, DType
 
@@ -20,6 +23,8 @@ MAX_HEADER_BYTES: Final = 100_000_000
 MAX_SIZE: Final = 2**62
 MAX_RANK: Final = 16
 _MEMBERS: Final = {"dtype", "shape", "data_offsets"}
+_DESCRIPTION: Final = itemgetter("dtype", "shape", "data_offsets")
+_PLACE: Final = attrgetter("offset", "size")
 
 # Types without a name of ours are known by their size alone, so that they may stand unused.
 _DTYPES: Final = {
@@ -83,16 +88,17 @@ def parse_safetensors_header(files: InputFiles, path: Path) -> dict[str, SourceT
     del text
     record.pop("__metadata__", None)
     data_offset = 8 + length
-    tensors = [_tensor(path, name, entry, data_offset) for name, entry in record.items()]
-    tensors.sort(key=lambda t: (t.offset, t.size))
-    end = data_offset
-    for tensor in tensors:
-        if tensor.offset != end:
-            what = "overlaps the one before" if tensor.offset < end else "leaves a hole before it"
-            raise SourceError("safetensors-offsets", f"{path}: tensor {tensor.name!r}",
-                              f"starts at byte {tensor.offset} and {what}",
-                              f"it starts at {end}")  # fmt: skip
-        end += tensor.size
+    tensors = _tensors(path, record, data_offset)
+    tensors.sort(key=_PLACE)
+    ends = list(accumulate((tensor.size for tensor in tensors), initial=data_offset))
+    if [tensor.offset for tensor in tensors] != ends[:-1]:
+        tensor, due = next((t, end) for t, end in zip(tensors, ends, strict=False)
+                           if t.offset != end)  # fmt: skip
+        what = "overlaps the one before" if tensor.offset < due else "leaves a hole before it"
+        raise SourceError("safetensors-offsets", f"{path}: tensor {tensor.name!r}",
+                          f"starts at byte {tensor.offset} and {what}",
+                          f"it starts at {due}")  # fmt: skip
+    end = ends[-1]
     if end > file_size:
         raise SourceError("safetensors-truncated", path, f"has {file_size} bytes",
                           f"its tensors end at byte {end}",
@@ -104,7 +110,60 @@ def parse_safetensors_header(files: InputFiles, path: Path) -> dict[str, SourceT
     return {tensor.name: tensor for tensor in tensors}
 
 
+def _tensors(path: Path, record: dict[str, Any], data_offset: int) -> list[SourceTensor]:
+    """The tensors that the header's members describe, in their order.
+
+    All of them are checked together, each kind of type and shape once; where something is wrong
+    they are looked at one by one for what it is.
+    """
+    tensors = _plain_tensors(path, record, data_offset)
+    if tensors is not None:
+        return tensors
+    return [_tensor(path, name, entry, data_offset) for name, entry in record.items()]
+
+
+def _plain_tensors(
+    path: Path, record: dict[str, Any], data_offset: int
+) -> list[SourceTensor] | None:
+    """As `_tensors`; None where anything is not as it must be."""
+    if not record or "" in record or set(map(type, record.values())) != {dict}:
+        return None
+    if set(map(len, record.values())) != {len(_MEMBERS)}:
+        return None
+    try:
+        dtypes, shapes, offsets = zip(*map(_DESCRIPTION, record.values()), strict=True)
+    except KeyError:
+        return None
+    is_typed = (
+        set(map(type, dtypes)) == {str}
+        and set(map(type, shapes)) == {list}
+        and set(map(type, offsets)) == {list}
+        and set(map(len, offsets)) == {2}
+        # True and 1.0 are as good as 1 for all that comes, and not for JSON.
+        and set(map(type, chain.from_iterable(shapes))) <= {int}
+        and set(map(type, chain.from_iterable(offsets))) == {int}
+    )
+    if not is_typed:
+        return None
+    kinds = list(zip(dtypes, map(tuple, shapes), strict=True))
+    facts: dict[tuple[str, tuple[int, ...]], tuple[DType, int]] = {}
+    for dtype_name, shape in set(kinds):
+        dtype = _DTYPES.get(dtype_name)
+        if dtype is None or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
+            return None
+        facts[dtype_name, shape] = dtype, prod(shape) * dtype.block_bytes
+    found = [facts[kind] for kind in kinds]
+    starts, ends = zip(*offsets, strict=True)
+    sizes = list(map(sub, ends, starts))
+    if min(starts) < 0 or max(ends) >= MAX_SIZE or sizes != [size for _, size in found]:
+        return None
+    rows = zip(record, (dtype for dtype, _ in found), (shape for _, shape in kinds), sizes,
+               repeat(path), (data_offset + start for start in starts))  # fmt: skip
+    return list(map(SourceTensor._make, rows))
+
+
 def _tensor(path: Path, name: str, entry: object, data_offset: int) -> SourceTensor:
+    """One tensor, everything said of it checked."""
     where = f"{path}: tensor {name!r}"
     if not name or not isinstance(entry, dict) or entry.keys() != _MEMBERS:
         raise SourceError("safetensors-entry", where, f"is described by {str(entry)[:80]!r}",

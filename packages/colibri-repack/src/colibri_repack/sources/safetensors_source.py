@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from ..errors import SourceError
 from .embedded import EmbeddedFile
@@ -133,13 +133,14 @@ class SafetensorsSource:
             weight_map = self._read_index(path / INDEX)
             shards = list(dict.fromkeys(weight_map.values()))
             self._note_strays(sorted(set(found) - set(shards)))
-            tensors = self._merge(path, shards, "the index names it")
-            self._check_index(path, weight_map, tensors)
+            tensors, shard_of = self._merge(path, shards, "the index names it")
+            if shard_of != weight_map:
+                self._refuse_index(path, weight_map, shard_of)
             return tensors
         if SINGLE in found:
             self._note_strays([name for name in found if name != SINGLE])
             return parse_safetensors_header(self._files, path / SINGLE)
-        return self._merge(path, self._shard_set(path, found), "its number is in the set")
+        return self._merge(path, self._shard_set(path, found), "its number is in the set")[0]
 
     def _note_strays(self, names: list[str]) -> None:
         if names:
@@ -152,12 +153,16 @@ class SafetensorsSource:
         if not isinstance(weight_map, dict) or not weight_map:
             raise SourceError("safetensors-index", path, "has no weight_map",
                               "an object of tensor and file names")  # fmt: skip
+        good: set[str] = set()
         for name, shard in weight_map.items():
+            if type(shard) is str and shard in good:
+                continue
             # A name with a folder in it could point anywhere on the machine.
             if not isinstance(shard, str) or Path(shard).name != shard or "\0" in shard:
                 raise SourceError("safetensors-index", path,
                                   f"tensor {name!r} is in {str(shard)[:80]!r}",
                                   "the name of a file in the same folder")  # fmt: skip
+            good.add(shard)
         return weight_map
 
     def _shard_set(self, path: Path, found: list[str]) -> list[str]:
@@ -177,30 +182,36 @@ class SafetensorsSource:
         stem, total = sets.pop()
         return [f"{stem}-{number:05}-of-{total:05}.safetensors" for number in range(1, total + 1)]
 
-    def _merge(self, folder: Path, shards: list[str], why: str) -> dict[str, SourceTensor]:
+    def _merge(
+        self, folder: Path, shards: list[str], why: str
+    ) -> tuple[dict[str, SourceTensor], dict[str, str]]:
+        """The tensors of all shards by name, and which shard each is in."""
         for shard in shards:
             if not (folder / shard).is_file():
                 raise SourceError("missing-shard", folder / shard, "is not there", why,
                                   "fetch the file")  # fmt: skip
         tensors: dict[str, SourceTensor] = {}
+        shard_of: dict[str, str] = {}
         for shard in shards:
-            for name, tensor in parse_safetensors_header(self._files, folder / shard).items():
-                if name in tensors:
-                    raise SourceError(
-                        "duplicate-tensor",
-                        f"{folder / shard}: tensor {name!r}",
-                        f"is also in {tensors[name].file.name}",
-                        "each tensor is in one shard",
-                        "fetch the model again into an empty folder",
-                    )
-                tensors[name] = tensor
-        return tensors
+            found = parse_safetensors_header(self._files, folder / shard)
+            if twice := found.keys() & tensors.keys():
+                name = next(name for name in found if name in twice)
+                raise SourceError(
+                    "duplicate-tensor",
+                    f"{folder / shard}: tensor {name!r}",
+                    f"is also in {tensors[name].file.name}",
+                    "each tensor is in one shard",
+                    "fetch the model again into an empty folder",
+                )
+            tensors |= found
+            shard_of |= dict.fromkeys(found, shard)
+        return tensors, shard_of
 
-    def _check_index(
-        self, folder: Path, weight_map: dict[str, str], tensors: dict[str, SourceTensor]
-    ) -> None:
+    def _refuse_index(
+        self, folder: Path, weight_map: dict[str, str], shard_of: dict[str, str]
+    ) -> NoReturn:
         for name, shard in weight_map.items():
-            if name not in tensors or tensors[name].file.name != shard:
+            if shard_of.get(name) != shard:
                 raise SourceError(
                     "shard-lacks-tensor",
                     folder / shard,
@@ -208,15 +219,14 @@ class SafetensorsSource:
                     f"{INDEX} says it has",
                     "index and shards are of different models: fetch both again",
                 )
-        extra = [name for name in tensors if name not in weight_map]
-        if extra:
-            raise SourceError(
-                "safetensors-index",
-                folder / INDEX,
-                f"does not list {len(extra)} tensors of its shards, {extra[0]!r} among them",
-                "every tensor is listed",
-                "index and shards are of different models: fetch both again",
-            )
+        extra = [name for name in shard_of if name not in weight_map]
+        raise SourceError(
+            "safetensors-index",
+            folder / INDEX,
+            f"does not list {len(extra)} tensors of its shards, {extra[0]!r} among them",
+            "every tensor is listed",
+            "index and shards are of different models: fetch both again",
+        )
 
     def _find_companions(self, folder: Path) -> tuple[EmbeddedFile, ...]:
         embedded = []
