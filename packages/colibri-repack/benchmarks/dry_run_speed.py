@@ -52,8 +52,10 @@ def main() -> int:
 def measure(arms: dict[str, list[str]], arguments: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     cpu: dict[str, list[float]] = {name: [] for name in arms}
-    # Modules are compiled once, when they are installed.
-    subprocess.run([sys.executable, "-c", COMMAND, "--help"], check=True, capture_output=True)
+    # Installed modules are compiled already.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    help_command = [sys.executable, "-c", COMMAND, "--help"]
+    subprocess.run(help_command, check=True, capture_output=True, env=environment)
     os.sync()
     for _ in range(arguments.rounds):
         for name, options in arms.items():
@@ -62,7 +64,7 @@ def measure(arms: dict[str, list[str]], arguments: argparse.Namespace) -> None:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             start = time.perf_counter()
             command = [sys.executable, "-c", COMMAND, *options, "--dry-run"]
-            subprocess.run(command, check=True, capture_output=True)
+            subprocess.run(command, check=True, capture_output=True, env=environment)
             seconds[name].append(time.perf_counter() - start)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

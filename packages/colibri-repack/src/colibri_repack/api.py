@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ def plan(source: SourceLike, options: RepackOptions | None = None) -> RepackPlan
         ColibriError: whatever is wrong with the source or the options; see `open_source`,
             `read_checkpoint` and `plan_repack`.
     """
-    with _opened(source) as opened:
+    with _no_collector(), _opened(source) as opened:
         options = options or RepackOptions()
         return _planned(opened, _checkpoint(opened, options), options)
 
@@ -73,7 +74,11 @@ def repack(
         ColibriError: as `plan`, and as `convert`.
     """
     output = Path(output)
-    with _opened(source) as opened, opened_imatrix(imatrix) as matrix:
+    with (
+        _no_collector() as collect_again,
+        _opened(source) as opened,
+        opened_imatrix(imatrix) as matrix,
+    ):
         options = RepackOptions(
             quant=Quant.of(quant),
             alignment=alignment,
@@ -93,6 +98,7 @@ def repack(
         others = [Path(path) for path in (imatrix, order) if path is not None]
         check_output(opened, output, *others)
         planned = _planned(opened, _checkpoint(opened, options), options)
+        collect_again()
         start = time.perf_counter()
         converted = convert(
             planned,
@@ -114,6 +120,26 @@ def _planned(source: Source, checkpoint: Checkpoint, options: RepackOptions) -> 
         slow = f"converting runs in {engine_name()}"
         planned = replace(planned, warnings=(*planned.warnings, slow))
     return planned
+
+
+@contextmanager
+def _no_collector() -> Iterator[Callable[[], None]]:
+    """Without the garbage collector; what is given ends that before the context does.
+
+    Plans are a million objects and no cycle. Looking through them again and again, as they grow,
+    takes a fifth of the time.
+    """
+    was_enabled = gc.isenabled()
+
+    def collect_again() -> None:
+        if was_enabled:
+            gc.enable()
+
+    gc.disable()
+    try:
+        yield collect_again
+    finally:
+        collect_again()
 
 
 @contextmanager

@@ -330,7 +330,7 @@ def _metadata(
         "quantisation": options.quant.value,
         **_dense_quantisation(options),
         "source": {
-            "files": sorted(_file_names(checkpoint)),
+            "files": sorted(_file_names(source)),
             "format": source.format,
         },
         "tool": {"name": "colibri-repack", "version": version("colibri-repack")},
@@ -338,11 +338,9 @@ def _metadata(
     }
 
 
-def _file_names(checkpoint: Checkpoint) -> set[str]:
-    """Names of the files that tensors come from, which are many more than files."""
-    columns = [c for table in checkpoint.experts if table for c in table.columns.values()]
-    slices = chain((weight.part for weight in checkpoint.dense), *columns)
-    files = {id(tensor.file): tensor.file for part in slices for tensor in part.inputs}
+def _file_names(source: Source) -> set[str]:
+    """Names of the files that tensors come from: many tensors, few files."""
+    files = {id(tensor.file): tensor.file for tensor in source.tensors.values()}
     return {path.name.encode("utf-8", "replace").decode() for path in files.values()}
 
 

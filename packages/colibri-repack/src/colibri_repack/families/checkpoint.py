@@ -17,7 +17,7 @@ from .fp8_weights import SCALE_SUFFIX, Weights, check_quantisation
 from .gguf_model import read_gguf_model
 from .hf_model import hf_dense_layers, read_hf_model
 from .members import Members
-from .names import FUSED, ROPE_FREQS, split_name
+from .names import FUSED, ROPE_FREQS, NameSplitter
 from .outline import read_outline
 from .parts import Checkpoint, DenseWeight, is_same
 from .registry import choose_family
@@ -131,8 +131,9 @@ class _Reader:
         limits = (self.model.n_layers, n_experts)
         found: dict[str, SourceTensor] = {}
         unknown: list[str] = []
+        split = NameSplitter().split
         for name, tensor in self.weights.tensors.items():
-            template, numbers = split_name(name)
+            template, numbers = split(name)
             if template in self.family.ignored:
                 self.dropped.append(name)
                 continue

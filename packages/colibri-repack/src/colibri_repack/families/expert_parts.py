@@ -74,8 +74,9 @@ def take_experts(
     for (matrix, part), tensor in found.stacks.items():
         assembly.add_stack(matrix, part, tensor, found)
     for (matrix, part), experts in found.singles.items():
-        for expert, tensor in experts.items():
-            assembly.add_single(matrix, part, expert, tensor)
+        if part != "weight" or not assembly.add_all(matrix, experts):
+            for expert, tensor in experts.items():
+                assembly.add_single(matrix, part, expert, tensor)
     return assembly.checked()
 
 
@@ -98,6 +99,19 @@ class _Assembly:
                               f"gives expert {expert} its {role.name.lower()} a second time",
                               "each part once")  # fmt: skip
         column[expert] = part
+
+    def add_all(self, matrix: str, experts: Mapping[int, SourceTensor]) -> bool:
+        """Take one matrix of every expert at once; False, and nothing done, if they differ."""
+        tensors = [experts.get(expert) for expert in range(self.facts.n_experts)]
+        found = [tensor for tensor in tensors if tensor is not None]
+        role = _MATRICES[matrix]
+        if len(found) < max(len(tensors), len(experts)) or role in self.columns:
+            return False
+        column = self.weights.alike(found)
+        if column is None or DTYPES.get(column[0].dtype.name) is not column[0].dtype:
+            return False
+        self.columns[role] = list(column)
+        return True
 
     def add_single(self, matrix: str, part: str, expert: int, tensor: SourceTensor) -> None:
         if expert >= self.facts.n_experts:

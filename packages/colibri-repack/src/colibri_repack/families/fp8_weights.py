@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from colibri_format import DTYPES
@@ -59,10 +59,11 @@ class Weights:
         every = source.tensors
         # Matrices are many and alike: each kind of them is looked at once.
         checked: set[tuple[object, ...]] = set()
-        for scale in every.values():
-            if not scale.name.endswith(SCALE_SUFFIX):
+        for name in every:
+            if not name.endswith(SCALE_SUFFIX):
                 continue
-            tensor = every.get(scale.name.removesuffix(SCALE_SUFFIX))
+            scale = every[name]
+            tensor = every.get(name.removesuffix(SCALE_SUFFIX))
             if tensor is None or tensor.dtype.name not in FP8_DTYPES or len(tensor.shape) < 2:
                 continue
             kind = tensor.shape, scale.shape, scale.dtype.name
@@ -117,6 +118,25 @@ class Weights:
         if self._decoder is not None:
             self.decoded.add(tensor.name)
         return Slice(tensor, offset, (n_rows, columns), self._decoder)
+
+    def alike(self, tensors: Sequence[SourceTensor]) -> list[Slice] | None:
+        """Each of `tensors` whole, where they are matrices of one shape and encoding; else None.
+
+        None, too, where scales stand beside them.
+        """
+        _, dtype, shape, *_ = tensors[0]
+        decoder = None
+        if len(shape) != 2 or 0 in shape:
+            return None
+        if any(tensor.dtype is not dtype or tensor.shape != shape for tensor in tensors):
+            return None
+        if dtype.name in FP8_DTYPES:
+            names = {tensor.name for tensor in tensors}
+            if self._decoder is None or not names <= self._scales.keys():
+                return None
+            decoder = self._decoder
+            self.decoded |= names
+        return [Slice(tensor, 0, shape, decoder) for tensor in tensors]
 
     def scales(self, tensor: SourceTensor, matrix: int, first: int, n_rows: int) -> Slice | None:
         """The scales of those rows, where they are kept; None where there are none.

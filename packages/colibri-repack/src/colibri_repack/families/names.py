@@ -143,6 +143,27 @@ ALL: Final = (
 )
 
 
+class NameSplitter:
+    """`split_name` for names of which many begin alike: each beginning is looked at once."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    def split(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """As `split_name`."""
+        head, _, tail = name.rpartition(".")
+        if tail != "weight":
+            return split_name(name)
+        head, _, last = head.rpartition(".")
+        if not head or not last.isidentifier():
+            return split_name(name)
+        found = self._heads.get(head)
+        if found is None:
+            found = self._heads[head] = split_name(head)
+        template, numbers = found
+        return f"{template}.{last}.weight", numbers
+
+
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:
     """`name` with its whole numbers as `{}`, and those numbers.
 

@@ -21,7 +21,7 @@ from .expert_table import ExpertTable
 from .family import Family
 from .fp8_weights import SCALE_SUFFIX, Weights
 from .members import MAX_EXPERTS
-from .names import split_name
+from .names import NameSplitter
 from .outline import Outline
 from .parts import Checkpoint, DenseWeight, is_same
 
@@ -144,12 +144,13 @@ class RepackOnlyReader:
     def _sort(self) -> None:
         unknown: list[str] = []
         places: dict[str, _Place] = {}
+        split = NameSplitter().split
         for name, tensor in self.weights.tensors.items():
             if name.startswith(self.family.left_out):
                 self.left_out.append(name)
                 continue
             plain = self._plain(name) if self.family.prefixes else name
-            template, numbers = split_name(plain)
+            template, numbers = split(plain)
             if template in self.family.ignored:
                 self.dropped.append(name)
                 continue

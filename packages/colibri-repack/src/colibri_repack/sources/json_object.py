@@ -29,7 +29,10 @@ def parse_object(
         SourceError: `code` when it is no JSON, nested too deep, no object, has a key twice, or
             more than about `max_values` values.
     """
-    n_values = sum(data.count(sign) for sign in (b",", b"[", b"{"))
+    # A value takes a byte at least.
+    n_values = 0
+    if len(data) > max_values:
+        n_values = sum(data.count(sign) for sign in (b",", b"[", b"{"))
     if n_values > max_values:
         raise SourceError(code, where, f"has about {n_values} values",
                           f"at most {max_values}: no checkpoint has more")  # fmt: skip
@@ -74,12 +77,15 @@ def _has_each_key_once(text: str, record: object) -> bool:
     brace stands in a string, or an object in an array.
     """
     n_members = n_objects = 0
+    n_braces = text.count("{")
     objects = [record] if type(record) is dict else []
     while objects:
         n_objects += len(objects)
         n_members += sum(map(len, objects))
+        if n_objects == n_braces:
+            return text.count(":") == n_members
         objects = [value for found in objects for value in found.values() if type(value) is dict]
-    return text.count(":") == n_members and text.count("{") == n_objects
+    return False
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,24 +6,32 @@ as a JSON object, then the data, which the tensors cover without hole or overlap
 
 from __future__ import annotations
 
-from itertools import accumulate, chain, repeat
+import re
+from itertools import accumulate, repeat
 from math import prod
-from operator import attrgetter, itemgetter, sub
+from operator import add, attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from colibri_format import DTYPES, DType
 
 from ..errors import SourceError
 from .files import InputFiles
-from .json_object import MAX_HEADER_VALUES, parse_object
+from .json_object import MAX_CONFIG_VALUES, MAX_HEADER_VALUES, parse_object
 from .tensor import SourceTensor
 
 MAX_HEADER_BYTES: Final = 100_000_000
 MAX_SIZE: Final = 2**62
 MAX_RANK: Final = 16
 _MEMBERS: Final = {"dtype", "shape", "data_offsets"}
-_DESCRIPTION: Final = itemgetter("dtype", "shape", "data_offsets")
+_METADATA: Final = "__metadata__"
+_JSON_SPACE: Final = " \t\r\n"
+_MAX_DIGITS: Final = 19
+_COMPACT: Final = re.compile(
+    r'"([^"\\\x00-\x1f]+)":\{"dtype":"(\w+)","shape":\[([0-9,]*)\],'
+    r'"data_offsets":\[([0-9]+),([0-9]+)\]\}([,}])'
+)
+_COMPACT_CHARS: Final = len('"":{"dtype":"","shape":[],"data_offsets":[,]}')
 _PLACE: Final = attrgetter("offset", "size")
 
 # Types without a name of ours are known by their size alone, so that they may stand unused.
@@ -84,12 +92,14 @@ def parse_safetensors_header(files: InputFiles, path: Path) -> dict[str, SourceT
     if not text.startswith(b"{"):
         raise SourceError("safetensors-json", path, "the header does not start with '{'",
                           "a JSON object")  # fmt: skip
-    record = parse_object(text, f"{path}: header", "safetensors-json", MAX_HEADER_VALUES)
-    del text
-    record.pop("__metadata__", None)
     data_offset = 8 + length
-    tensors = _tensors(path, record, data_offset)
-    tensors.sort(key=_PLACE)
+    tensors = parse_compact(path, text, data_offset)
+    if tensors is None:
+        record = parse_object(text, f"{path}: header", "safetensors-json", MAX_HEADER_VALUES)
+        record.pop(_METADATA, None)
+        tensors = [_tensor(path, name, entry, data_offset) for name, entry in record.items()]
+        tensors.sort(key=_PLACE)
+    del text
     ends = list(accumulate((tensor.size for tensor in tensors), initial=data_offset))
     if [tensor.offset for tensor in tensors] != ends[:-1]:
         tensor, due = next((t, end) for t, end in zip(tensors, ends, strict=False)
@@ -110,56 +120,70 @@ def parse_safetensors_header(files: InputFiles, path: Path) -> dict[str, SourceT
     return {tensor.name: tensor for tensor in tensors}
 
 
-def _tensors(path: Path, record: dict[str, Any], data_offset: int) -> list[SourceTensor]:
-    """The tensors that the header's members describe, in their order.
-
-    All of them are checked together, each kind of type and shape once; where something is wrong
-    they are looked at one by one for what it is.
-    """
-    tensors = _plain_tensors(path, record, data_offset)
-    if tensors is not None:
-        return tensors
-    return [_tensor(path, name, entry, data_offset) for name, entry in record.items()]
-
-
-def _plain_tensors(
-    path: Path, record: dict[str, Any], data_offset: int
+def parse_compact(
+    path: Path, text: bytes | bytearray, data_offset: int
 ) -> list[SourceTensor] | None:
-    """As `_tensors`; None where anything is not as it must be."""
-    if not record or "" in record or set(map(type, record.values())) != {dict}:
-        return None
-    if set(map(len, record.values())) != {len(_MEMBERS)}:
-        return None
+    """The tensors of a header as safetensors writes it: no spaces, no escapes, in order of bytes.
+
+    None for any other `text`, valid or not: then it is to be read as JSON. Three times as fast as
+    that, since no objects are made of what is checked together.
+    """
     try:
-        dtypes, shapes, offsets = zip(*map(_DESCRIPTION, record.values()), strict=True)
-    except KeyError:
+        header = text.decode()
+    except UnicodeDecodeError:
         return None
-    is_typed = (
-        set(map(type, dtypes)) == {str}
-        and set(map(type, shapes)) == {list}
-        and set(map(type, offsets)) == {list}
-        and set(map(len, offsets)) == {2}
-        # True and 1.0 are as good as 1 for all that comes, and not for JSON.
-        and set(map(type, chain.from_iterable(shapes))) <= {int}
-        and set(map(type, chain.from_iterable(offsets))) == {int}
+    first = _COMPACT.search(header)
+    if first is None:
+        return None
+    rows: list[tuple[str, ...]] = _COMPACT.findall(header, first.start())
+    names, dtypes, shapes, starts, stops, marks = zip(*rows, strict=True)
+    # As long as its entries together: nothing stands between them.
+    end = first.start() + len(rows) * _COMPACT_CHARS + sum(map(len, map("".join, rows)))
+    is_covered = (
+        header[end:].strip(_JSON_SPACE) == ""
+        and marks.count(",") == len(rows) - 1
+        and marks[-1] == "}"
+        and len({_METADATA, *names}) == len(rows) + 1
+        and _is_head(header[: first.start()])
     )
-    if not is_typed:
+    if not is_covered:
         return None
-    kinds = list(zip(dtypes, map(tuple, shapes), strict=True))
-    facts: dict[tuple[str, tuple[int, ...]], tuple[DType, int]] = {}
-    for dtype_name, shape in set(kinds):
-        dtype = _DTYPES.get(dtype_name)
-        if dtype is None or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
-            return None
-        facts[dtype_name, shape] = dtype, prod(shape) * dtype.block_bytes
-    found = [facts[kind] for kind in kinds]
-    starts, ends = zip(*offsets, strict=True)
-    sizes = list(map(sub, ends, starts))
-    if min(starts) < 0 or max(ends) >= MAX_SIZE or sizes != [size for _, size in found]:
+    kinds = list(zip(dtypes, shapes, strict=True))
+    facts = {kind: _kind(*kind) for kind in set(kinds)}
+    if None in facts.values():
         return None
-    rows = zip(record, (dtype for dtype, _ in found), (shape for _, shape in kinds), sizes,
-               repeat(path), (data_offset + start for start in starts))  # fmt: skip
-    return list(map(SourceTensor._make, rows))
+    of_dtype, of_shape, sizes = zip(*map(facts.__getitem__, kinds), strict=True)
+    ends = list(accumulate(sizes, initial=0))
+    bounds = tuple(map(str, ends))
+    if ends[-1] >= MAX_SIZE or starts != bounds[:-1] or stops != bounds[1:]:
+        return None
+    places = map(add, ends, repeat(data_offset))
+    found = zip(names, of_dtype, of_shape, sizes, repeat(path), places, strict=False)
+    return list(map(SourceTensor._make, found))
+
+
+def _is_head(text: str) -> bool:
+    """Whether `text`, up to the first tensor, opens the object and says nothing else of it."""
+    if text == "{":
+        return True
+    try:
+        record = parse_object(text[:-1].encode() + b"}", "", "", MAX_CONFIG_VALUES)
+    except SourceError:
+        return False
+    return text.endswith(",") and record.keys() == {_METADATA}
+
+
+def _kind(dtype_name: str, lengths: str) -> tuple[DType, tuple[int, ...], int] | None:
+    """Type, shape and bytes of tensors so described; None where that cannot be."""
+    dtype = _DTYPES.get(dtype_name)
+    texts = lengths.split(",") if lengths else []
+    if dtype is None or len(texts) > MAX_RANK or max(map(len, texts), default=0) > _MAX_DIGITS:
+        return None
+    if any(not text.isdigit() or str(int(text)) != text for text in texts):
+        return None
+    shape = tuple(map(int, texts))
+    size = prod(shape) * dtype.block_bytes
+    return (dtype, shape, size) if max(shape, default=0) < MAX_SIZE and size < MAX_SIZE else None
 
 
 def _tensor(path: Path, name: str, entry: object, data_offset: int) -> SourceTensor:
