@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -124,25 +124,31 @@ class PartPlanner:
                 part = self._laid_out(self._stack(layer, role), part)
             if part.conversion is Conversion.RECODE and first.dtype.is_quantised:
                 self._requantised[first.dtype.name] += stop - start - 1
-            runs.append(tuple(self._alike(part, layer, role, column, start, stop)))
+            runs.append(self._alike(part, layer, role, column[start:stop], start))
             start = stop
         return runs
 
     def _alike(
-        self, part: Part, layer: int, role: Role, column: Sequence[Slice], start: int, stop: int
-    ) -> Iterator[Part]:
-        """What `part` is for the first slice from `start` to `stop`, for all of them."""
-        yield part
-        decoder = part.source.decoder
-        for expert in range(start + 1, stop):
-            source = column[expert]
-            if source.decoder is not decoder:
-                source = Slice(source.tensor, source.offset, source.shape, decoder)
-            importance = part.importance
-            if importance is not None:
-                importance = self._importance(self._stack(layer, role), source.shape[-1], expert)
-            yield Part(source, part.conversion, part.dtype, part.size, importance,
-                       part.row_interleave)  # fmt: skip
+        self, part: Part, layer: int, role: Role, column: Sequence[Slice], first: int
+    ) -> tuple[Part, ...]:
+        """What `part` is for the first slice of `column`, expert `first`'s, for all of them."""
+        source, conversion, dtype, size, importance, row_interleave = part
+        decoder = source.decoder
+        if decoder is not column[0].decoder:
+            column = [Slice(s.tensor, s.offset, s.shape, decoder) for s in column]
+        weights = [importance] * len(column)
+        if importance is not None:
+            stack, n_columns = self._stack(layer, role), source.shape[-1]
+            weights = [
+                self._importance(stack, n_columns, expert)
+                for expert in range(first, first + len(column))
+            ]
+        return tuple(
+            [
+                Part(source, conversion, dtype, size, weight, row_interleave)
+                for source, weight in zip(column, weights, strict=True)
+            ]
+        )
 
     def _expert(self, layer: int, expert: int, role: Role, part: Slice) -> Part:
         if self.quant is Quant.KEEP:

@@ -40,6 +40,13 @@ class LayerExperts:
     stacks: dict[tuple[str, str], SourceTensor] = field(default_factory=dict)
     singles: dict[tuple[str, str], dict[int, SourceTensor]] = field(default_factory=dict)
 
+    def of(self, matrix: tuple[str, str]) -> dict[int, SourceTensor]:
+        """The single tensors `(matrix, part)` by expert, to be added to."""
+        found = self.singles.get(matrix)
+        if found is None:
+            found = self.singles[matrix] = {}
+        return found
+
     @property
     def n_experts(self) -> int:
         """How many experts the tensors are of."""

@@ -59,19 +59,18 @@ class Weights:
         every = source.tensors
         # Matrices are many and alike: each kind of them is looked at once.
         checked: set[tuple[object, ...]] = set()
-        for name in every:
-            if not name.endswith(SCALE_SUFFIX):
-                continue
-            scale = every[name]
-            tensor = every.get(name.removesuffix(SCALE_SUFFIX))
+        taken = set()
+        for scale_name in [name for name in every if name.endswith(SCALE_SUFFIX)]:
+            scale = every[scale_name]
+            tensor = every.get(scale_name.removesuffix(SCALE_SUFFIX))
             if tensor is None or tensor.dtype.name not in FP8_DTYPES or len(tensor.shape) < 2:
                 continue
+            taken.add(scale_name)
             kind = tensor.shape, scale.shape, scale.dtype.name
             if kind not in checked:
                 self._check(tensor, scale)
                 checked.add(kind)
             self._scales[tensor.name] = scale
-        taken = {scale.name for scale in self._scales.values()}
         self.tensors: Mapping[str, SourceTensor] = (
             {name: tensor for name, tensor in every.items() if name not in taken}
             if taken

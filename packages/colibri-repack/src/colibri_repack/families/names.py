@@ -148,20 +148,23 @@ class NameSplitter:
 
     def __init__(self) -> None:
         self._heads: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._templates: dict[tuple[str, str], str] = {}
 
     def split(self, name: str) -> tuple[str, tuple[int, ...]]:
         """As `split_name`."""
-        head, _, tail = name.rpartition(".")
-        if tail != "weight":
-            return split_name(name)
-        head, _, last = head.rpartition(".")
-        if not head or not last.isidentifier():
+        head, *rest = name.rsplit(".", 2)
+        if len(rest) < 2 or rest[1] != "weight":
             return split_name(name)
         found = self._heads.get(head)
         if found is None:
             found = self._heads[head] = split_name(head)
-        template, numbers = found
-        return f"{template}.{last}.weight", numbers
+        key = found[0], rest[0]
+        template = self._templates.get(key)
+        if template is None:
+            if not rest[0].isidentifier():
+                return split_name(name)
+            template = self._templates[key] = f"{found[0]}.{rest[0]}.weight"
+        return template, found[1]
 
 
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:

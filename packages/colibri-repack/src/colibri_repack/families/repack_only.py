@@ -144,17 +144,23 @@ class RepackOnlyReader:
     def _sort(self) -> None:
         unknown: list[str] = []
         places: dict[str, _Place] = {}
-        split = NameSplitter().split
+        split, prefixes = NameSplitter().split, self.family.prefixes
         for name, tensor in self.weights.tensors.items():
             if name.startswith(self.family.left_out):
                 self.left_out.append(name)
                 continue
-            plain = self._plain(name) if self.family.prefixes else name
+            plain = self._plain(name) if prefixes else name
             template, numbers = split(plain)
+            place = places.get(template)
+            single = place.matrix if place is not None and place.is_single else None
+            if single is not None and numbers[0] < len(self.layers):
+                # Nearly all names.
+                experts = self.layers[numbers[0]].experts.of(single)
+                if experts.setdefault(numbers[1], tensor) is tensor:
+                    continue
             if template in self.family.ignored:
                 self.dropped.append(name)
                 continue
-            place = places.get(template)
             if place is None and (canonical := self._known(template)) is not None:
                 place = _Place.of(canonical)
                 if place is not None:
@@ -206,9 +212,7 @@ class RepackOnlyReader:
             if place.matrix is None:
                 taken = layer.dense.setdefault(place.template.format(*numbers[1:]), tensor)
             elif place.is_single:
-                taken = layer.experts.singles.setdefault(place.matrix, {}).setdefault(
-                    numbers[1], tensor
-                )
+                taken = layer.experts.of(place.matrix).setdefault(numbers[1], tensor)
             else:
                 taken = layer.experts.stacks.setdefault(place.matrix, tensor)
                 if self.source.format == "gguf" and not self.family.has_fused_gguf:

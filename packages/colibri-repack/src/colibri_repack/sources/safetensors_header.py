@@ -28,10 +28,11 @@ _METADATA: Final = "__metadata__"
 _JSON_SPACE: Final = " \t\r\n"
 _MAX_DIGITS: Final = 19
 _COMPACT: Final = re.compile(
-    r'"([^"\\\x00-\x1f]+)":\{"dtype":"(\w+)","shape":\[([0-9,]*)\],'
+    r'"([^"\\\x00-\x1f]+)":\{"dtype":"(\w+","shape":\[[0-9,]*)\],'
     r'"data_offsets":\[([0-9]+),([0-9]+)\]\}([,}])'
 )
-_COMPACT_CHARS: Final = len('"":{"dtype":"","shape":[],"data_offsets":[,]}')
+_COMPACT_SHAPE: Final = '","shape":['
+_COMPACT_CHARS: Final = len('"":{"dtype":"],"data_offsets":[,]}')
 _PLACE: Final = attrgetter("offset", "size")
 
 # Types without a name of ours are known by their size alone, so that they may stand unused.
@@ -136,7 +137,7 @@ def parse_compact(
     if first is None:
         return None
     rows: list[tuple[str, ...]] = _COMPACT.findall(header, first.start())
-    names, dtypes, shapes, starts, stops, marks = zip(*rows, strict=True)
+    names, kinds, starts, stops, marks = zip(*rows, strict=True)
     # As long as its entries together: nothing stands between them.
     end = first.start() + len(rows) * _COMPACT_CHARS + sum(map(len, map("".join, rows)))
     is_covered = (
@@ -148,8 +149,7 @@ def parse_compact(
     )
     if not is_covered:
         return None
-    kinds = list(zip(dtypes, shapes, strict=True))
-    facts = {kind: _kind(*kind) for kind in set(kinds)}
+    facts = {kind: _fact(*kind.split(_COMPACT_SHAPE)) for kind in set(kinds)}
     if None in facts.values():
         return None
     of_dtype, of_shape, sizes = zip(*map(facts.__getitem__, kinds), strict=True)
@@ -173,7 +173,7 @@ def _is_head(text: str) -> bool:
     return text.endswith(",") and record.keys() == {_METADATA}
 
 
-def _kind(dtype_name: str, lengths: str) -> tuple[DType, tuple[int, ...], int] | None:
+def _fact(dtype_name: str, lengths: str) -> tuple[DType, tuple[int, ...], int] | None:
     """Type, shape and bytes of tensors so described; None where that cannot be."""
     dtype = _DTYPES.get(dtype_name)
     texts = lengths.split(",") if lengths else []
