@@ -82,6 +82,35 @@ def test_gguf_sums_are_divided_by_their_counts_and_unused_experts_weigh_alike(
     matrix.close()
 
 
+def test_experts_of_an_older_matrix_kept_as_gguf_share_their_count(tmp_path: Path) -> None:
+    """What llama-imatrix writes of what it read with --in-file OLD.dat: one row, one count."""
+    sums = weights(512)
+    matrix = Imatrix(gguf_form(tmp_path / "m.gguf", {EXPERTS: sums}, {EXPERTS: [7]}))
+
+    second = matrix.importance(EXPERTS, 256, 1, 2)
+
+    assert second is not None
+    assert (second.read() == sums[256:] / np.float32(7)).all()
+    matrix.close()
+
+
+def test_sums_of_activations_and_statistics_beside_are_passed_over(tmp_path: Path) -> None:
+    """As of llama.cpp's build 11434: `.in_sum` beside `.in_sum2`, and a schema of statistics."""
+    sums = weights(256)
+    data = sums.astype("<f4").tobytes()
+    builder = GgufBuilder().add("general.type", STRING, "imatrix")
+    builder.tensor(f"{DENSE}.in_sum2", (256,), 0, data)
+    builder.tensor(f"{DENSE}.counts", (1,), 0, np.array([3], "<f4").tobytes())
+    builder.tensor(f"{DENSE}.in_sum", (256,), 0, bytes(4 * 256))
+    matrix = Imatrix(builder.write(tmp_path / "m.gguf"))
+
+    importance = matrix.importance(DENSE, 256, 0, 1)
+
+    assert importance is not None
+    assert (importance.read() == sums / np.float32(3)).all()
+    matrix.close()
+
+
 def test_a_tensor_that_is_not_there_has_no_importance(tmp_path: Path) -> None:
     matrix = Imatrix(legacy(tmp_path / "m.dat", entry(DENSE, weights(256))))
 

@@ -1,8 +1,8 @@
 """llama.cpp's importance matrices: how much each column of a weight matrix matters.
 
 Two forms exist, told apart by their first bytes. Layouts: llama.cpp, tools/imatrix/imatrix.cpp
-(`save_imatrix`, `save_imatrix_legacy`); meaning: tools/quantize/quantize.cpp (`load_imatrix`,
-`load_legacy_imatrix`).
+(`save_imatrix`, `save_imatrix_legacy`) and common/imatrix-loader.cpp; meaning:
+tools/quantize/quantize.cpp (`load_imatrix`).
 """
 
 from __future__ import annotations
@@ -144,10 +144,17 @@ class Imatrix:
     def _read_gguf(self, source: Source, name: str, first: int, n: int) -> NDArray[np.float32]:
         values = np.empty(n, "<f4")
         source.read_into(name + _SUMS, 4 * first, values.view(np.uint8).data)
-        count = np.empty(1, "<f4")
-        source.read_into(name + _COUNTS, 4 * (first // n), count.view(np.uint8).data)
+        # One count a row of sums. All experts are in one row where llama-imatrix read them from
+        # the older form, which has one number of calls for all.
+        rows = np.arange(first, first + n) // source.tensors[name + _SUMS].shape[-1]
+        found = np.empty(rows[-1] - rows[0] + 1, "<f4")
+        source.read_into(name + _COUNTS, 4 * int(rows[0]), found.view(np.uint8).data)
+        # llama.cpp keeps counts as whole numbers.
+        counts = np.floor(found + np.float32(0.5))[rows - rows[0]]
         # An expert that no token chose: every column counts alike.
-        return values / count[0] if count[0] > 0 else np.ones(n, np.float32)
+        weights = np.ones(n, np.float32)
+        np.divide(values, counts, out=weights, where=counts > 0)
+        return weights
 
     def _gguf_sizes(self, source: Source) -> dict[str, int]:
         if source.config.get("general.type") != "imatrix":
@@ -158,14 +165,14 @@ class Imatrix:
                 continue
             name = key.removesuffix(_SUMS)
             counts = source.tensors.get(name + _COUNTS)
-            n_matrices = sums.size // 4 // sums.shape[-1] if sums.shape and sums.shape[-1] else 0
+            n_rows = sums.size // 4 // sums.shape[-1] if sums.shape and sums.shape[-1] else 0
             if (
                 counts is None
                 or {sums.dtype.name, counts.dtype.name} != {"f32"}
-                or (counts.size != 4 * n_matrices or not n_matrices)
+                or (counts.size != 4 * n_rows or not n_rows)
             ):
                 raise self._bad(f"{name!r} has no counts that fit its sums", "float32 sums and "
-                                "one count a matrix")  # fmt: skip
+                                "one count a row")  # fmt: skip
             sizes[name] = sums.size // 4
         return sizes
 
