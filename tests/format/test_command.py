@@ -30,6 +30,7 @@ def raising(error: BaseException) -> Callable[[], int]:
         (KeyboardInterrupt(), 130, "stopped"),
         (BrokenPipeError(), 1, ""),
         (MemoryError(), 1, "error[out-of-memory]"),
+        (OSError(12, "Cannot allocate memory"), 1, "error[out-of-memory]"),
         (OSError(5, "Input/output error"), 1, "error[os-error]: standard output: Input/output"),
         (OSError(5, "Input/output error", "a.txt"), 1, "error[os-error]: a.txt"),
     ],
@@ -43,6 +44,17 @@ def test_error_becomes_status_and_one_line(
     err = capfd.readouterr().err
     assert told in err
     assert err.count("\n") == bool(told)
+
+
+def test_notes_stand_under_want_of_memory(capfd: pytest.CaptureFixture[str]) -> None:
+    error = MemoryError("8 bytes for a buffer")
+    error.add_note("3 of 4 items are kept")
+
+    assert run_command(raising(error)) == 1
+    assert capfd.readouterr().err == (
+        "error[out-of-memory]: the system gave no memory (8 bytes for a buffer)\n"
+        "3 of 4 items are kept\n"
+    )
 
 
 def test_status_of_the_body_is_kept() -> None:

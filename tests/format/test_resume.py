@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from colibri_format.journal import (
     journal_path,
     read_journal,
 )
+from colibri_format.page_memory import page_memory
 from colibri_format.write_behind import WriteBehind
 from helpers.crash import CrashingDisk
 from helpers.forge import code_of, fill, sample_plan, write_sample
@@ -482,3 +485,81 @@ def test_bytes_in_any_order_and_of_any_length_end_where_they_belong(tmp_path: Pa
 
 def test_journal_stands_beside_the_unfinished_file() -> None:
     assert journal_path(Path("/a/m.colibri")) == Path("/a/m.colibri.part.journal")
+
+
+def publishing(folder: Path, plan: cf.FilePlan) -> list[Path]:
+    """Work that was stopped when all files were whole and none had its name; those files."""
+    n_steps = count_steps(folder / "steps", plan, overwrite=False)
+    for crash_at in range(n_steps):
+        disk = CrashingDisk(crash_at)
+        with pytest.MonkeyPatch.context() as patch:
+            disk.install(patch)
+            with contextlib.suppress(OSError):
+                go_on(folder / "work", plan)
+        found = read_journal(journal_path(folder / "work" / NAME))
+        if found is not None and found.is_publishing:
+            break
+        for path in content(folder / "work"):
+            (folder / "work" / path).unlink()
+    return [folder / "work" / path for path in content(folder / "work") if path.endswith(".part")]
+
+
+def test_whole_files_of_which_one_is_away_are_kept_until_restart(tmp_path: Path) -> None:
+    plan = sample_plan(volumes=["one", "two"])
+    (tmp_path / "work").mkdir()
+    parts = publishing(tmp_path, plan)
+    away = next(path for path in parts if "one" in path.parts)
+    moved = away.rename(tmp_path / "away")
+
+    assert code_of(lambda: go_on(tmp_path / "work", plan)) == "part-missing"
+    assert all(path.exists() for path in parts if path != away)
+    moved.rename(away)
+    assert go_on(tmp_path / "work", plan).n_written == 0  # type: ignore[attr-defined]
+
+
+def test_restart_gives_up_files_that_are_whole(tmp_path: Path) -> None:
+    plan = sample_plan(volumes=["one", "two"])
+    (tmp_path / "work").mkdir()
+    away = next(path for path in publishing(tmp_path, plan) if "two" in path.parts)
+    away.unlink()
+
+    writer = go_on(tmp_path / "work", plan, restart=True)
+
+    assert writer.n_written == plan.n_blocks + len(plan.tensors) + len(plan.files)  # type: ignore[attr-defined]
+    assert not any(path.endswith((".part", ".journal")) for path in content(tmp_path / "work"))
+
+
+def test_what_is_begun_anew_without_a_journal_or_a_file_is_noted(tmp_path: Path) -> None:
+    plan = sample_plan()
+    for lost, word in ((f"{NAME}.part.journal", "no journal"), (f"{NAME}.part", "is gone")):
+        folder = tmp_path / lost
+        folder.mkdir()
+        stop_after(folder, plan)
+        (folder / lost).unlink()
+
+        assert word in go_on(folder, plan).notes[0]
+
+
+def test_a_thread_that_cannot_be_started_is_told_as_want_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    with pytest.raises(MemoryError, match="thread"):
+        go_on(tmp_path, sample_plan())
+
+
+def test_pages_that_the_system_does_not_give_are_told_as_want_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> mmap.mmap:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("colibri_format.page_memory.mmap.mmap", refuse)
+
+    for size in (4096, 8 * 2**20):
+        with pytest.raises(MemoryError, match=f"{size}|bytes"):
+            page_memory(size)

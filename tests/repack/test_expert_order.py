@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,10 +9,19 @@ import pytest
 
 import colibri_format
 from colibri_format import ColibriError
-from colibri_repack import RoutingTrace, cmd_repack, export, read_trace, repack
+from colibri_repack import (
+    RepackOptions,
+    RoutingTrace,
+    cmd_repack,
+    export,
+    plan,
+    read_trace,
+    repack,
+)
 from colibri_repack.expert_order import plan_order
 from helpers.gguf_models import gguf_model
 
+Capture = pytest.CaptureFixture[str]
 HEAD = "turn,phase,step,layer,slot,expert,weight\n"
 
 
@@ -153,6 +163,7 @@ def test_parquet_without_its_library_says_what_to_install(
         HEAD + f"0,0,0,0,0,{2**70},1\n",
         HEAD + "0,0,0,0,0,1.5,1\n",
         "\0\n",
+        HEAD + "0" * 70_000,
     ],
 )
 def test_a_trace_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
@@ -161,6 +172,39 @@ def test_a_trace_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ColibriError) as caught:
         read_trace(tmp_path / "t.csv")
     assert caught.value.code == "bad-trace"
+
+
+def test_a_trace_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ColibriError) as caught:
+            read_trace(path)
+        assert caught.value.code == "not-a-file"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(csv_of((1, 2)), encoding="utf-8-sig")
+
+    assert read_trace(tmp_path / "t.csv").n_tokens == 1
+
+
+def test_an_empty_name_of_a_trace_is_not_taken_for_none(tmp_path: Path, capsys: Capture) -> None:
+    source = gguf_model("qwen3moe").write(tmp_path / "in.gguf")
+
+    assert cmd_repack.main([str(source), "--dry-run", "--order", ""]) == 1
+    assert "is-a-directory" in capsys.readouterr().err
+
+
+def test_memory_counts_the_trace(tmp_path: Path) -> None:
+    source = gguf_model("qwen3moe").write(tmp_path / "in.gguf")
+    (tmp_path / "t.csv").write_text(csv_of(*[(1, 2)] * 500))
+    trace = read_trace(tmp_path / "t.csv")
+
+    with_trace = plan(source, RepackOptions(trace=trace)).peak_memory_bytes
+
+    least = plan(source).peak_memory_bytes + 100 * len(trace.expert)
+    assert with_trace >= least
 
 
 def test_a_missing_trace_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from collections import namedtuple
 from collections.abc import Mapping
 from pathlib import Path
@@ -349,6 +350,16 @@ def test_interrupt_in_the_middle_leaves_nothing(tmp_path: Path, error: type[Base
         export(tmp_path / "m.colibri", tmp_path / "out.gguf", progress=stop)
 
     assert leftovers(tmp_path) == []
+
+
+def test_sigterm_ends_the_command_as_ctrl_c_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "colibri_repack.cmd_export.export", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+    )
+
+    assert cmd_export.main([str(tmp_path / "m.colibri"), str(tmp_path / "out.gguf")]) == 143
 
 
 def test_a_failing_write_keeps_its_errno(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

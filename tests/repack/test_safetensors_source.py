@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,31 @@ def test_hostile_safetensors_is_refused(tmp_path: Path, name: str) -> None:
     data, code = HOSTILE[name]
 
     assert code_of(folder_with(tmp_path, data)) == code
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "generation_config.json", "model.safetensors.index.json"]
+)
+@pytest.mark.parametrize("kind", ["link to nothing", "folder", "pipe"])
+def test_a_name_that_leads_to_no_file_is_not_taken_for_none(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    folder = write_folder(tmp_path, {"a": A}, {})
+    if kind == "folder":
+        (folder / name).mkdir()
+    elif kind == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to(folder / "nowhere")
+
+    assert code_of(folder) == "not-a-file"
+
+
+def test_shards_whose_numbers_have_other_widths_are_a_set(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, {"a": A}, {})
+    (folder / "model.safetensors").rename(folder / "model-00001-of-000001.safetensors")
+
+    assert list(open_source(folder).tensors) == ["a"]
 
 
 def test_companion_that_is_too_large_is_refused(

@@ -150,6 +150,15 @@ def test_weights_out_of_range_are_refused(tmp_path: Path, source: Path, weight: 
     assert code_of(source, tmp_path / "m.colibri", volumes=[folder]) == "bad-volumes"
 
 
+def test_a_folder_without_a_name_is_not_the_one_that_one_is_in(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = cmd_repack.main([str(source), str(tmp_path / "m.colibri"), "--volume", ""])
+
+    assert (status, leftovers(tmp_path)) == (2, [])
+    assert "bad-volumes" in capsys.readouterr().err
+
+
 def test_an_existing_volume_needs_force_and_survives(tmp_path: Path, source: Path) -> None:
     there = tmp_path / "b" / "m.2.colibri-volume"
     there.write_bytes(b"precious")

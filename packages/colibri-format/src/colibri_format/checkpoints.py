@@ -13,6 +13,7 @@ from typing import Final
 from .errors import StorageError
 from .journal import ItemKind, Journal, JournalRecord
 from .output import OutputFile
+from .threads import start_thread
 
 EVERY_BYTES: Final = 256 * 2**20
 EVERY_SECONDS: Final = 5.0
@@ -84,8 +85,7 @@ class Checkpoints:
         self._error: StorageError | None = None
         self._bytes = 0
         self._time = clock()
-        self._thread = threading.Thread(target=self._run, name="colibri-journal", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "colibri-journal")
 
     def add(self, kind: ItemKind, a: int, b: int, checksum: int, output: OutputFile) -> None:
         """Takes note of an item that was given to `output` completely.

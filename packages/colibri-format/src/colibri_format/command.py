@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -49,10 +50,10 @@ def run_command(
         _drop_stdout()
         return EXIT_DATA
     except MemoryError as error:
-        detail = f" ({error})" if str(error) else ""
-        return _tell("out-of-memory", f"the system gave no memory{detail}", EXIT_DATA)
+        return _tell_memory(error)
     except OSError as error:
-        return _tell_stream(error)
+        # The kernel's own shortage is no matter of a stream.
+        return _tell_memory(error) if error.errno == errno.ENOMEM else _tell_stream(error)
     return status
 
 
@@ -100,6 +101,12 @@ def _exit_after_flush() -> int:
     except OSError as error:
         return _tell_stream(error)
     raise  # noqa: PLE0704  # the SystemExit that is being handled
+
+
+def _tell_memory(error: BaseException) -> int:
+    detail = f" ({error})" if str(error) else ""
+    text = f"the system gave no memory{detail}"
+    return _tell("out-of-memory", "\n".join([text, *_notes(error)]), EXIT_DATA)
 
 
 def _tell(code: str, error: object, status: int) -> int:

@@ -28,6 +28,8 @@ from .output import part_path, sync_folder
 
 MAGIC: Final = b"\x89CLBJRN\n"
 VERSION: Final = 1
+VERSION_FACT: Final = "journal"
+"""The only fact of a journal of another version, whose others cannot be read."""
 MAX_FACTS: Final = 2**24
 _HEAD: Final = struct.Struct("<8sIIQ")
 _RECORD: Final = struct.Struct("<IIIIQQ")
@@ -96,7 +98,9 @@ class Journal:
         self._digest = checksum(text)
         self._start = _records_start(len(text))
         self.n_records = 0
-        """Items entered so far."""
+        """Records so far."""
+        self.n_items = 0
+        """Items among them."""
         head = _HEAD.pack(MAGIC, VERSION, len(text), self._digest) + text
         fresh = path.with_name(f"{path.name}.new")
         try:
@@ -135,6 +139,7 @@ class Journal:
         except OSError as error:
             raise StorageError.of(error, self.path, "writing") from error
         self.n_records += len(records)
+        self.n_items += sum(record.kind is not ItemKind.PUBLISH for record in records)
 
     def close(self) -> None:
         """Leaves the journal as it is."""
@@ -191,7 +196,7 @@ def _parse(fd: int, path: Path, size: int) -> FoundJournal | None:
         return damaged
     _, version, length, digest = _HEAD.unpack(head)
     if version != VERSION:
-        return FoundJournal({"journal": f"version {version}"})
+        return FoundJournal({VERSION_FACT: f"version {version}"})
     if length > MAX_FACTS or _records_start(length) > size:
         return damaged
     text = os.pread(fd, length, _HEAD.size)

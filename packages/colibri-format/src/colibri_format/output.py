@@ -78,8 +78,10 @@ class OutputFile:
         """`direct` or `buffered`, and what showed it."""
         return self._behind.mode, self._behind.reason
 
-    def start(self) -> None:
+    def start(self, *, is_ours: bool = False) -> None:
         """Begins anew: whatever the unfinished file held is gone.
+
+        What is in it shows whether a writer left it, unless that is known (`is_ours`).
 
         Raises:
             StorageError: `file-exists`, `part-exists` or `not-a-file` when the unfinished file is
@@ -93,7 +95,7 @@ class OutputFile:
             self.part.unlink()
             self._fd = self._lock_part()
             self._behind = WriteBehind(self._fd, self.part, buffer_bytes=self._buffer_bytes)
-        self._check_part()
+        self._check_part(is_ours)
         try:
             os.ftruncate(self._fd, 0)
             os.ftruncate(self._fd, self.size)
@@ -144,12 +146,12 @@ class OutputFile:
                 raise _not_a_file(self.part, "is a link") from error
             raise StorageError.of(error, self.part, "creating") from error
 
-    def _check_part(self) -> None:
+    def _check_part(self, is_ours: bool) -> None:
         """Raises unless the file is new, or what an earlier writer left unfinished."""
         if os.fstat(self._fd).st_nlink > 1:
             raise _not_a_file(self.part, "has another name as well")
         # A writer fills the first page last of all, so in what it leaves behind it is zero.
-        if any(self.read_at(0, PAGE)):
+        if not is_ours and any(self.read_at(0, PAGE)):
             raise StorageError(
                 "part-exists",
                 self.part,

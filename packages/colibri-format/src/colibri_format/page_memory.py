@@ -20,18 +20,27 @@ def page_memory(size: int) -> NDArray[np.uint8]:
     A request to a disk lists the pages of its buffer, and lists are short: of small pages it takes
     several requests where one of huge pages does. Pages take memory when they are first used, huge
     ones whole: at most `page_memory_bytes(size)`.
+
+    Raises:
+        MemoryError: the system gives none.
     """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     if size < HUGE_PAGE:
-        return np.frombuffer(mmap.mmap(-1, max(size, 1), flags), np.uint8)[:size]
+        return np.frombuffer(_pages(max(size, 1)), np.uint8)[:size]
     length = page_memory_bytes(size)
-    memory = mmap.mmap(-1, length + HUGE_PAGE, flags)
+    memory = _pages(length + HUGE_PAGE)
     view = np.frombuffer(memory, np.uint8)
     start = -view.ctypes.data % HUGE_PAGE
     # Kernels without transparent huge pages refuse; small ones do as well, more slowly.
     with contextlib.suppress(OSError, AttributeError):
         memory.madvise(mmap.MADV_HUGEPAGE, start, length)
     return view[start : start + size]
+
+
+def _pages(size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes for a buffer: {error.strerror}") from error
 
 
 def page_memory_bytes(size: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import queue
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final
 
 from .errors import FormatCode, StorageError
 from .layout import PAGE, round_up
+from .threads import start_thread
 
 CHUNK: Final = 8 * 2**20
 _DEPTH: Final = 2
@@ -59,8 +59,7 @@ class _Ahead:
         self.done: queue.Queue[_Chunk | BaseException] = queue.Queue()
         for n in range(len(self.buffers)):
             self.free.put(n)
-        self.thread = threading.Thread(target=self._run, name="colibri-stream", daemon=True)
-        self.thread.start()
+        self.thread = start_thread(self._run, "colibri-stream")
 
     def _open_direct(self) -> int | None:
         flag = getattr(os, "O_DIRECT", 0)

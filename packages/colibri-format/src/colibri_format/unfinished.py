@@ -6,26 +6,39 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import xxhash
 
 from .checkpoints import Resume
 from .errors import StorageError
-from .journal import FoundJournal, ItemKind, JournalRecord, journal_path, read_journal
+from .journal import (
+    VERSION_FACT,
+    FoundJournal,
+    ItemKind,
+    JournalRecord,
+    journal_path,
+    read_journal,
+)
 from .layout import block_seed, file_seed, tensor_seed
 from .output import OutputFile
 from .plan import FilePlan
 from .tables import encode_tables
+
+_NO_JOURNAL: Final = "the unfinished file has no journal that tells what is in it: begun anew"
+_NO_FILE: Final = "the unfinished file that the journal tells of is gone: begun anew"
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
     """Items that need not be written again; with `is_publishing`, only names are to be given.
 
-    `notes` say in words why nothing, or not everything, could be kept.
+    With `is_ours` a journal says that the unfinished files are those of a writer. `notes` say in
+    words why nothing, or not everything, could be kept.
     """
 
     goes_on: bool = False
+    is_ours: bool = False
     is_publishing: bool = False
     records: tuple[JournalRecord, ...] = ()
     notes: tuple[str, ...] = ()
@@ -47,8 +60,11 @@ def find_unfinished(
     """
     journal = read_journal(journal_path(path))
     is_there = any(not output.is_empty for output in outputs)
-    if journal is None or (resume is not None and resume.restart):
-        return Unfinished()
+    if resume is not None and resume.restart:
+        return Unfinished(is_ours=journal is not None)
+    if journal is None:
+        is_resumed = resume is not None and is_there
+        return Unfinished(notes=(_NO_JOURNAL,) if is_resumed else ())
     if resume is None:
         if not is_there:
             return Unfinished()
@@ -60,18 +76,22 @@ def find_unfinished(
             f"repeat the command that began it, or remove it and {journal_path(path).name}",
         )
     if not is_there and not journal.is_publishing:
-        return Unfinished()
+        return Unfinished(notes=(_NO_FILE,) if journal.records else ())
     if journal.facts is None:
-        return Unfinished(notes=("the journal of the unfinished file is damaged: begun anew",))
+        note = "the journal of the unfinished file is damaged: begun anew"
+        return Unfinished(is_ours=True, notes=(note,))
+    if set(journal.facts) == {VERSION_FACT} and is_there:
+        raise _differs(path, outputs[0], [f"its journal is of {journal.facts[VERSION_FACT]}"])
     if differences := resume.differences(journal.facts):
         if not is_there:
             return Unfinished()
         raise _differs(path, outputs[0], differences)
     records = tuple(_known(journal, plan))
     if journal.is_publishing:
-        return Unfinished(is_publishing=True, records=records)
+        return Unfinished(is_ours=True, is_publishing=True, records=records)
     if not all(output.is_whole for output in outputs):
-        return Unfinished(notes=("a part of the unfinished work is gone: begun anew",))
+        note = "a part of the unfinished work is gone: begun anew"
+        return Unfinished(is_ours=True, notes=(note,))
     return _verified(records, plan, outputs)
 
 

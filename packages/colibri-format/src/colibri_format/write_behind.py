@@ -17,6 +17,7 @@ from .checksum import Buffer, view_bytes
 from .errors import StorageError
 from .layout import PAGE, round_up
 from .page_memory import page_memory
+from .threads import start_thread
 
 BUFFER_BYTES: Final = 4 * 2**20
 N_BUFFERS: Final = 6
@@ -130,9 +131,7 @@ class WriteBehind:
         if not self._threads:
             self._open_direct()
             for _ in range(N_THREADS):
-                thread = threading.Thread(target=self._run, name="colibri-write", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._threads.append(start_thread(self._run, "colibri-write"))
         if len(self._buffers) < N_BUFFERS:
             self._buffers.append(page_memory(self._size))
             self._current = len(self._buffers) - 1

@@ -157,22 +157,27 @@ class Writer:
         found = find_unfinished(self.path, self.plan, self._outputs, self._resume)
         self.notes = found.notes
         self._take_over(found)
-        if found.is_publishing and self._can_publish():
+        if found.is_publishing:
+            self._publish_only()
             return
         if not found.goes_on:
             self._forget()
             for output in self._outputs:
-                output.start()
+                output.start(is_ours=found.is_ours)
         if self._resume is not None:
             n_items = self.plan.n_blocks + len(self._tensors) + len(self._files) + 1
             kept = found.records if found.goes_on else ()
             journal = Journal(journal_path(self.path), self._resume.facts, kept, n_items)
-            self._checkpoints = Checkpoints(
-                journal,
-                self._outputs,
-                self._resume,
-                first_batch=max((record.batch for record in kept), default=-1) + 1,
-            )
+            try:
+                self._checkpoints = Checkpoints(
+                    journal,
+                    self._outputs,
+                    self._resume,
+                    first_batch=max((record.batch for record in kept), default=-1) + 1,
+                )
+            except BaseException:
+                journal.close()
+                raise
 
     def _take_over(self, found: Unfinished) -> None:
         for record in found.records:
@@ -189,20 +194,26 @@ class Writer:
         self._tensor_sums.clear()
         self._file_sums.clear()
 
-    def _can_publish(self) -> bool:
-        """Whether every file is whole under its first or its last name; then nothing is written."""
-        if self._missing():
-            return False
+    def _publish_only(self) -> None:
+        """Finds every file whole under its first or its last name; nothing is to be written.
+
+        Raises:
+            StorageError: `part-missing` for one that is not: the disk of a volume may be away, and
+                beginning anew would throw all of the others away.
+        """
         to_publish = []
         for output, page in zip(self._outputs, self._encode_ends().pages, strict=True):
-            if not output.is_empty:
-                if not output.is_whole or output.read_at(0, PAGE) != page:
-                    return False
+            if output.is_whole and output.read_at(0, PAGE) == page:
                 to_publish.append(output)
-            elif not _is_file(output.path, output.size, page):
-                return False
+            elif not (output.is_empty and _is_file(output.path, output.size, page)):
+                raise StorageError(
+                    "part-missing",
+                    output.part,
+                    "is not there as it was, when all files of the output were whole",
+                    f"the file, or {output.path.name}",
+                    "bring its disk back and repeat the command, or begin anew (--restart)",
+                )
         self._published = tuple(to_publish)
-        return True
 
     def _leave(self, error: BaseException) -> None:
         """Keeps what an error leaves, where it can be gone on with; else removes it."""
@@ -216,7 +227,7 @@ class Writer:
             if not self._is_abandoned:
                 checkpoints.rescue()
             checkpoints.close()
-            if self._is_abandoned or not (n_kept := checkpoints.journal.n_records):
+            if self._is_abandoned or not (n_kept := checkpoints.journal.n_items):
                 for output in self._outputs:
                     output.discard()
                 with contextlib.suppress(StorageError):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from colibri_format import format_size
+from colibri_format.command import ends_like_interrupt
 
 from .cmd_shared import (
     EXIT_OK,
@@ -23,7 +24,12 @@ from .gguf_export import ExportReport, export
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Export as `argv` asks; 0 done, 1 data or I/O failure, 2 usage, 130 interrupted."""
-    return run(lambda: _export(_parser().parse_args(argv)))
+
+    def body() -> int:
+        with ends_like_interrupt():
+            return _export(_parser().parse_args(argv))
+
+    return run(body)
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -71,7 +71,7 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
                 family=arguments.family,
                 fp8=Fp8Form.of(arguments.fp8),
                 layout=KernelLayout.of(arguments.layout),
-                trace=read_trace(Path(arguments.order)) if arguments.order else None,
+                trace=None if arguments.order is None else read_trace(Path(arguments.order)),
                 volumes=tuple(map(VolumeFolder.parse, arguments.volume)),
                 memory_bytes=arguments.memory,
             )

@@ -75,7 +75,11 @@ class Pipeline:
     ) -> None:
         tile = next(tiles, None)
         if tile is not None:
-            waiting.append((memory, self._pool.submit(self._make, memory, tile)))
+            try:
+                future = self._pool.submit(self._make, memory, tile)
+            except RuntimeError as error:
+                raise MemoryError("no thread to convert with can be started") from error
+            waiting.append((memory, future))
 
     def _make(self, memory: _Memory, tile: list[Piece]) -> list[NDArray[np.uint8]]:
         made = []

@@ -35,7 +35,7 @@ from .pieces import unit_tile_bytes
 from .plan_advice import MIN_ALIGNMENT, index_advice, padding_advice, uses_of
 from .quantise import Quant
 from .recode import default_threads, is_slow
-from .routing_trace import RoutingTrace
+from .routing_trace import PER_CHOICE_BYTES, RoutingTrace
 from .sources import EmbeddedFile, Source
 from .striping import VolumeFolder, plan_volumes, volume_labels
 
@@ -212,7 +212,8 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
     if checkpoint.dropped:
         notes.append(f"left out, engines compute it: {some(checkpoint.dropped)}")
     embedded_bytes = sum(item.size for item in embedded)
-    needs = _memory_needs(file, kinds, embedded_bytes)
+    trace_bytes = 0 if options.trace is None else PER_CHOICE_BYTES * len(options.trace.expert)
+    needs = _memory_needs(file, kinds, embedded_bytes, trace_bytes)
     return RepackPlan(
         checkpoint=checkpoint,
         options=options,
@@ -227,13 +228,14 @@ def plan_repack(source: Source, checkpoint: Checkpoint, options: RepackOptions) 
 
 
 def _memory_needs(
-    file: FilePlan, kinds: Sequence[tuple[Part, int]], embedded_bytes: int
+    file: FilePlan, kinds: Sequence[tuple[Part, int]], embedded_bytes: int, trace_bytes: int
 ) -> MemoryNeeds:
     parts = [part for part, _ in kinds]
     recoded = [part for part in parts if part.conversion is Conversion.RECODE]
     return MemoryNeeds(
         fixed_bytes=_WORKING_BYTES
         + _PER_EMBEDDED_BYTE * embedded_bytes
+        + trace_bytes
         + _PER_PART_BYTES * sum(n for _, n in kinds)
         + 2 * file.index_bytes,
         n_files=1 + len(file.volumes),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import importlib
+import stat
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ from .errors import SourceError
 _COLUMNS: Final = ("turn", "phase", "step", "layer", "expert")
 _PARQUET: Final = b"PAR1"
 _BATCH: Final = 65_536
+_LONGEST_LINE: Final = 65_536
+PER_CHOICE_BYTES: Final = 180
+"""Measured: columns, and what sorts tokens, at their peak."""
 _REMEDY: Final = "record it again, or leave out --order"
 
 
@@ -47,14 +51,18 @@ def read_trace(path: Path) -> RoutingTrace:
     """The trace in the CSV or Parquet file `path`; which it is, its first bytes tell.
 
     CSV has a line that names the columns; lines that begin with `#` are passed over. Further
-    columns are ignored. Holds 40 bytes a choice.
+    columns are ignored. Takes `PER_CHOICE_BYTES` a choice while it reads.
 
     Raises:
         SourceError: `bad-trace` for missing columns, a value that is no whole number from 0 on, or
-            a trace without choices; `missing-pyarrow` for Parquet without that library.
-        StorageError: the kernel refused to open or read it.
+            a trace without choices, a line without end; `missing-pyarrow` for Parquet without that
+            library.
+        StorageError: `not-a-file` for a pipe or device, or the kernel refused to open or read it.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            # To open a pipe waits for its writer, and a device may have no end.
+            raise StorageError("not-a-file", path, "is no regular file", "a trace", _REMEDY)
         with path.open("rb") as file:
             is_parquet = file.read(len(_PARQUET)) == _PARQUET
         columns = _read_parquet(path) if is_parquet else _read_csv(path)
@@ -73,8 +81,9 @@ def read_trace(path: Path) -> RoutingTrace:
 
 
 def _read_csv(path: Path) -> list[NDArray[np.int64]]:
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        lines = csv.reader(line for line in file if not line.startswith("#"))
+    # Spreadsheets write a byte order mark, which is no part of a column's name.
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        lines = csv.reader(line for line in _lines(path, file) if not line.startswith("#"))
         try:
             places = _places(path, next(lines, []))
             return _columns(path, lines, places)
@@ -82,6 +91,15 @@ def _read_csv(path: Path) -> list[NDArray[np.int64]]:
             raise SourceError(
                 "bad-trace", path, f"is no CSV ({error})", "CSV or Parquet"
             ) from error
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    """The lines of `file`; what has no end is no line."""
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE:
+            raise SourceError("bad-trace", path, f"has a line of over {_LONGEST_LINE} signs",
+                              "one choice a line", _REMEDY)  # fmt: skip
+        yield line
 
 
 def _columns(path: Path, lines: Iterator[list[str]], places: list[int]) -> list[NDArray[np.int64]]:

@@ -32,7 +32,13 @@ class VolumeFolder:
 
         >>> VolumeFolder.parse("/ssd2:3")
         VolumeFolder(path=PosixPath('/ssd2'), weight=3)
+
+        Raises:
+            RepackError: `bad-volumes` for no name: it would mean the folder one is in.
         """
+        if not text:
+            raise RepackError("bad-volumes", "repack", "a volume's folder has no name",
+                              "a folder for each volume")  # fmt: skip
         match = _WEIGHTED.fullmatch(text)
         return cls(Path(text)) if match is None else cls(Path(match[1]), int(match[2]))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
+
+from colibri_format import StorageError
 
 from ..errors import SourceError
 from .embedded import EmbeddedFile
@@ -33,7 +36,8 @@ COMPANIONS: Final = (
     "vocab.json",
     "merges.txt",
 )
-_SHARD: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
+# DeepSeek-V3's are called model-00001-of-000163.
+_SHARD: Final = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})\.safetensors")
 
 
 class SafetensorsSource:
@@ -121,7 +125,7 @@ class SafetensorsSource:
         config = read_object(self._files, path, "bad-config")
         # Generation settings carry the tokens that end a text; the model's own are the fallback.
         generation = folder / GENERATION_CONFIG
-        if generation.is_file():
+        if _is_there(generation):
             config[GENERATION_CONFIG] = read_object(self._files, generation, "bad-config")
         return config
 
@@ -129,7 +133,7 @@ class SafetensorsSource:
         if not path.is_dir():
             return parse_safetensors_header(self._files, path)
         found = sorted(p.name for p in path.glob("*.safetensors"))
-        if (path / INDEX).is_file():
+        if _is_there(path / INDEX):
             weight_map = self._read_index(path / INDEX)
             shards = list(dict.fromkeys(weight_map.values()))
             self._note_strays(sorted(set(found) - set(shards)))
@@ -169,7 +173,7 @@ class SafetensorsSource:
         if len(found) == 1 and not _SHARD.fullmatch(found[0]):
             return found
         matches = [_SHARD.fullmatch(name) for name in found]
-        sets = {(m[1], int(m[3])) for m in matches if m}
+        sets = {(m[1], len(m[2]), m[3]) for m in matches if m}
         if len(sets) != 1 or not all(matches):
             listed = ", ".join(found[:8]) or "no safetensors file"
             raise SourceError(
@@ -179,8 +183,9 @@ class SafetensorsSource:
                 f"{INDEX}, {SINGLE}, or one numbered set of shards",
                 "fetch the index, or name one file",
             )
-        stem, total = sets.pop()
-        return [f"{stem}-{number:05}-of-{total:05}.safetensors" for number in range(1, total + 1)]
+        stem, width, total = sets.pop()
+        numbers = range(1, int(total) + 1)
+        return [f"{stem}-{number:0{width}}-of-{total}.safetensors" for number in numbers]
 
     def _merge(
         self, folder: Path, shards: list[str], why: str
@@ -232,7 +237,7 @@ class SafetensorsSource:
         embedded = []
         for name in COMPANIONS:
             path = folder / name
-            if not path.is_file():
+            if not _is_there(path):
                 continue
             size = self._files.add(path)
             if size > MAX_JSON_BYTES:
@@ -240,6 +245,22 @@ class SafetensorsSource:
                                   f"at most {MAX_JSON_BYTES}")  # fmt: skip
             embedded.append(EmbeddedFile(name, size, partial(_read_whole, self._files, path, size)))
         return tuple(embedded)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file.
+
+    Raises:
+        StorageError: `not-a-file` when the name leads nowhere, as links of a half-filled cache do,
+            or to something else: the model would be other without it.
+    """
+    if path.is_file():
+        return True
+    if os.path.lexists(path):
+        found = "is a link to nothing" if not path.exists() else "is no regular file"
+        raise StorageError("not-a-file", path, found, "a file, or no such name",
+                           "fetch the model again, or remove it")  # fmt: skip
+    return False
 
 
 def _read_whole(files: InputFiles, path: Path, size: int) -> bytes:
