@@ -23,6 +23,7 @@ from colibri_format.journal import (
     journal_path,
     read_journal,
 )
+from colibri_format.output import OutputFile
 from colibri_format.page_memory import page_memory
 from colibri_format.write_behind import WriteBehind
 from helpers.crash import CrashingDisk
@@ -489,44 +490,38 @@ def test_journal_stands_beside_the_unfinished_file() -> None:
 
 def publishing(folder: Path, plan: cf.FilePlan) -> list[Path]:
     """Work that was stopped when all files were whole and none had its name; those files."""
-    n_steps = count_steps(folder / "steps", plan, overwrite=False)
-    for crash_at in range(n_steps):
-        disk = CrashingDisk(crash_at)
-        with pytest.MonkeyPatch.context() as patch:
-            disk.install(patch)
-            with contextlib.suppress(OSError):
-                go_on(folder / "work", plan)
-        found = read_journal(journal_path(folder / "work" / NAME))
-        if found is not None and found.is_publishing:
-            break
-        for path in content(folder / "work"):
-            (folder / "work" / path).unlink()
-    return [folder / "work" / path for path in content(folder / "work") if path.endswith(".part")]
+
+    def stop(output: OutputFile) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OutputFile, "publish", stop)
+        with contextlib.suppress(OSError):
+            go_on(folder, plan)
+    return [folder / path for path in content(folder) if path.endswith(".part")]
 
 
 def test_whole_files_of_which_one_is_away_are_kept_until_restart(tmp_path: Path) -> None:
     plan = sample_plan(volumes=["one", "two"])
-    (tmp_path / "work").mkdir()
     parts = publishing(tmp_path, plan)
     away = next(path for path in parts if "one" in path.parts)
     moved = away.rename(tmp_path / "away")
 
-    assert code_of(lambda: go_on(tmp_path / "work", plan)) == "part-missing"
+    assert code_of(lambda: go_on(tmp_path, plan)) == "part-missing"
     assert all(path.exists() for path in parts if path != away)
     moved.rename(away)
-    assert go_on(tmp_path / "work", plan).n_written == 0  # type: ignore[attr-defined]
+    assert go_on(tmp_path, plan).n_written == 0  # type: ignore[attr-defined]
 
 
 def test_restart_gives_up_files_that_are_whole(tmp_path: Path) -> None:
     plan = sample_plan(volumes=["one", "two"])
-    (tmp_path / "work").mkdir()
     away = next(path for path in publishing(tmp_path, plan) if "two" in path.parts)
     away.unlink()
 
-    writer = go_on(tmp_path / "work", plan, restart=True)
+    writer = go_on(tmp_path, plan, restart=True)
 
     assert writer.n_written == plan.n_blocks + len(plan.tensors) + len(plan.files)  # type: ignore[attr-defined]
-    assert not any(path.endswith((".part", ".journal")) for path in content(tmp_path / "work"))
+    assert not any(path.endswith((".part", ".journal")) for path in content(tmp_path))
 
 
 def test_what_is_begun_anew_without_a_journal_or_a_file_is_noted(tmp_path: Path) -> None:

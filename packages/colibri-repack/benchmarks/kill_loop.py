@@ -3,8 +3,8 @@
 python kill_loop.py [--kills 60] [--layers 10] [--quant keep] [--volumes 0] [--seed 1]
                     [--folder DIR]
 
-Each process gets SIGKILL between its start and the time that the fastest run so far took; the
-next one goes on. A run that finishes before it is killed is compared and removed, and another
+Each process gets SIGKILL between its start and the time that the fastest whole run so far took;
+the next one goes on. A run that finishes before it is killed is compared and removed, and another
 begins. After the last kill one more run finishes. With `--volumes` the blocks go to so many volumes
 in folders of their own, which are compared, too. Exit status 1 if any byte is not as it should be,
 or if anything but a complete file ever has the final name.
@@ -62,7 +62,8 @@ def kill_loop(folder: Path, arguments: argparse.Namespace) -> int:
     before = digest_of_folder(source)
     n_killed = n_finished = n_resumed = n_bad = 0
     while n_killed < arguments.kills:
-        n_resumed += n_entered(output) > 0
+        is_resumed = n_entered(output) > 0
+        n_resumed += is_resumed
         start = time.monotonic()
         process = run(command)
         try:
@@ -73,8 +74,10 @@ def kill_loop(folder: Path, arguments: argparse.Namespace) -> int:
             n_killed += 1
         else:
             n_finished += 1
-            # The machine may have been busy before: kills are to hit runs, not what follows them.
-            seconds = min(seconds, time.monotonic() - start)
+            # The machine may have been busy before: kills are to hit runs, not what follows them. A
+            # run that goes on is shorter, and would leave the next ones no time to enter anything.
+            if not is_resumed:
+                seconds = min(seconds, time.monotonic() - start)
             if status:
                 n_bad += 1
                 print(f"status {status}: {process.stderr.read() if process.stderr else ''}")
