@@ -33,6 +33,7 @@ import numpy as np
 from synthetic_blocks import Blocks, bare_read, compile_bare, disk_limit, forget
 
 from colibri_runtime import RunConfig, equal_slots
+from colibri_runtime.disk_queue import default_depth
 from colibri_runtime.opening import open_pool
 
 N_EXPERTS = 64
@@ -102,7 +103,7 @@ def main(argv=None):
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--gib", type=float, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--depth", type=int, help="default: the engine's own for the size")
     parser.add_argument("--io", default="auto")
     parser.add_argument("--sizes", default="1048576,3670016,8388608")
     parser.add_argument("--limit-mb", type=int, help="slow the disk down to so many MB/s (root)")
@@ -126,7 +127,7 @@ def main(argv=None):
 
 
 def run(blocks, size, program, options, rng):
-    path, depth = blocks.path, options.depth
+    path, depth = blocks.path, options.depth or default_depth(size)
     reports = []
 
     def store(order, group, **more):
