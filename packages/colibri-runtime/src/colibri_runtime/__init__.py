@@ -28,6 +28,7 @@ from .slots import SlotPlan, plan_slots
 from .stats import LayerStats, Stats
 from .store import Store
 from .store_part import StorePart
+from .timeline import Timeline
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import Weights, load_weights
 
@@ -74,6 +75,7 @@ __all__ = [
     "Store",
     "StorePart",
     "ThreadsEngine",
+    "Timeline",
     "Tokenizer",
     "Trial",
     "Weights",

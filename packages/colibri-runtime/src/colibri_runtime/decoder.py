@@ -14,6 +14,7 @@ from .backend import Backend, Floats
 from .backend_steps import BackendSteps
 from .kv_cache import KvCache
 from .steps import Lease, Steps, StepsBackend
+from .timeline import Timeline
 from .weights import Weights
 
 DEFAULT_BATCH_SIZE: Final = 32
@@ -91,6 +92,7 @@ class Decoder:
         prefetch_depth: how many layers ahead experts are predicted, 0 to 2.
         batch_size: positions that pass the layers together in a longer `forward`.
         observer: told of the routing.
+        timeline: told of every step; None costs nothing.
 
     Raises:
         UsageError: `bad-prefetch-depth`, `bad-batch-size`.
@@ -108,6 +110,7 @@ class Decoder:
         *,
         batch_size: int = DEFAULT_BATCH_SIZE,
         observer: RoutingObserver | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         if not 0 <= prefetch_depth <= MAX_PREFETCH_DEPTH:
             raise UsageError(
@@ -134,6 +137,8 @@ class Decoder:
             self._steps = backend.steps(model, weights, kv_cache, batch_size)
         else:
             self._steps = BackendSteps(model, weights, kv_cache, backend)
+        if timeline is not None:
+            self._steps = timeline.steps(self._steps)
 
     def forward(self, tokens: Sequence[int], all_logits: bool = False) -> Floats:
         """Logits after the last of `tokens`, `(vocab_size,)`; with `all_logits` after each,

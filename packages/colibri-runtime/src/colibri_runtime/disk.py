@@ -37,7 +37,7 @@ class BlockRead:
     back. The engine owns read and buffer from `submit` until it gives the read back or `cancel`
     says True. `address` is that of the buffer's first byte, 0 where the engine is to find it out;
     `tag` is the submitter's own. `read_ns` runs from the first request to the kernel to the end of
-    the last, so reads in flight together each count all of it.
+    the last, so reads in flight together each count all of it; that end was noticed at `ended_ns`.
     """
 
     layer: int
@@ -56,6 +56,7 @@ class BlockRead:
     n_rereads: int = 0
     file: int = 0
     tag: int = 0
+    ended_ns: int = 0
     address: int = 0
 
 

@@ -415,8 +415,8 @@ class QueueEngine:
         if begun.n_pieces:
             return
         read = begun.read
-        ended_ns = self._clock() if begun.ended_ns is None else begun.ended_ns
-        read.read_ns += ended_ns - begun.started_ns
+        read.ended_ns = self._clock() if begun.ended_ns is None else begun.ended_ns
+        read.read_ns += read.ended_ns - begun.started_ns
         if begun.error is None and begun.end < read.size:
             begun.error = short_read(begun.file.path, read, begun.end, is_end=True)
         if begun.error is not None:

@@ -203,4 +203,5 @@ class ThreadsEngine:
                 raise short_read(file.path, read, done + n, is_end=at_end)
             read.buffer[done + n : read.length] = 0
             break
-        read.read_ns += time.perf_counter_ns() - started
+        read.ended_ns = time.perf_counter_ns()
+        read.read_ns += read.ended_ns - started

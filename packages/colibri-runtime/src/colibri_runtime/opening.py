@@ -20,6 +20,7 @@ from .pool import Pool
 from .pool_plan import PoolPlan, SlotClass
 from .prefetch import FrequentExperts, LastExperts, Predictor, PrefetchGate, PrefetchSource
 from .store import Store
+from .timeline import Timeline
 
 
 def open_pool(
@@ -28,12 +29,13 @@ def open_pool(
     config: RunConfig,
     *,
     history: History | None = None,
+    timeline: Timeline | None = None,
 ) -> Store:
     """A store of all blocks of `sources`, with the slots of `plan` and one disk engine.
 
     Each file is proven with a read of its first block. `history` counts what is asked for; what it
     has counted before tells policy, prefetch and preloading what to expect. Its layers are
-    numbered through all sources.
+    numbered through all sources. `timeline` is told of every read.
 
     Raises:
         StorageError: a file cannot be opened or has changed; `io-unavailable`; `out-of-memory`.
@@ -63,7 +65,7 @@ def open_pool(
         store = Store(
             sources,
             pool,
-            engine,
+            engine if timeline is None else timeline.engine(engine),
             plan,
             make_policy=lambda slots: next(policies),
             history=history,

@@ -34,6 +34,7 @@ from .machine import available_bytes
 from .opening import open_pool
 from .prefetch import PrefetchSource
 from .store import Store
+from .timeline import Timeline
 from .weights import TensorFacts, Weights, check_weights, load_weights, resident_bytes
 
 Progress = Callable[[int, int], None]
@@ -149,6 +150,7 @@ class Runtime:
         *,
         progress: Progress | None = None,
         observer: RoutingObserver | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.reader = reader
         self.config = config
@@ -167,7 +169,9 @@ class Runtime:
             self.kv_cache = KvCache(
                 self.model, self.context, KV_DTYPE_NAMES[config.kv_dtype or "f32"]
             )
-            self.store = stack.enter_context(open_store(reader, self.plan, config, self.history))
+            self.store = stack.enter_context(
+                open_store(reader, self.plan, config, self.history, timeline=timeline)
+            )
             self.decoder = Decoder(
                 self.model,
                 self.weights,
@@ -177,6 +181,7 @@ class Runtime:
                 config.look_ahead if config.prefetch_from == PrefetchSource.ROUTER else 0,
                 batch_size=config.batch_size or 1,
                 observer=observer,
+                timeline=timeline,
             )
             self._owned = stack.pop_all()
 
@@ -189,12 +194,13 @@ class Runtime:
         volumes: Sequence[str | os.PathLike[str]] = (),
         progress: Progress | None = None,
         observer: RoutingObserver | None = None,
+        timeline: Timeline | None = None,
     ) -> Self:
         """The model in the file `path`, planned and loaded; `volumes` are folders to look for the
-        volumes of a striped file in, after its own."""
+        volumes of a striped file in, after its own. `timeline` is told of every read and step."""
         config = config or RunConfig()
         reader = colibri_format.open(path, verify=config.is_verified, volumes=volumes)
-        return cls(reader, config, progress=progress, observer=observer)
+        return cls(reader, config, progress=progress, observer=observer, timeline=timeline)
 
     def save_history(self) -> None:
         """Keeps what was counted, for later runs; does nothing where no history is to be kept.
@@ -222,10 +228,15 @@ class Runtime:
 
 
 def open_store(
-    reader: Reader, plan: MemoryPlan, config: RunConfig, history: History | None = None
+    reader: Reader,
+    plan: MemoryPlan,
+    config: RunConfig,
+    history: History | None = None,
+    *,
+    timeline: Timeline | None = None,
 ) -> Store:
     """The store of the file's blocks with the plan's slots; raises as `open_pool`."""
-    return open_pool([reader], plan.slots, config, history=history)
+    return open_pool([reader], plan.slots, config, history=history, timeline=timeline)
 
 
 def open_history(reader: Reader, config: RunConfig) -> History | None:
