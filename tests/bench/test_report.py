@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from colibri_bench.cmd_bench import main
-from colibri_bench.plots import plot_results, size_label
+from colibri_bench.picture import size_label
+from colibri_bench.plots import plot_results
 from colibri_bench.report_page import make_page
 from colibri_bench.results import Results, save_results
 from colibri_format import UsageError

@@ -63,6 +63,16 @@ class MemoryGroup:
         return ["/bin/sh", "-c", script, str(self._folder), *argv]
 
     @property
+    def name(self) -> str:
+        """The last part of the group's path, as its processes see it in /proc/self/cgroup."""
+        return self._name
+
+    @property
+    def applied_bytes(self) -> int | None:
+        """The limit that the kernel says is in force; None where it does not tell or has none."""
+        return self._number("memory.limit_in_bytes" if self._is_v1 else "memory.max")
+
+    @property
     def peak_bytes(self) -> int | None:
         """The most that was ever charged; None where the kernel does not tell."""
         name = "memory.max_usage_in_bytes" if self._is_v1 else "memory.peak"

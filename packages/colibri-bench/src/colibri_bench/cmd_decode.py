@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -16,16 +17,37 @@ from rich.table import Table
 
 import colibri_format
 from colibri_format import UsageError, format_size, parse_model
-from colibri_format.command import EXIT_OK, run_command
+from colibri_format.command import (
+    EXIT_DATA,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    ends_like_interrupt,
+    run_command,
+)
 
-from .decode_plan import N_PROMPT, Arm, Limit, parse_limits, peer_arms, plan_prompts, plan_runs
+from .decode_checks import check_outcomes
+from .decode_plan import (
+    N_PROMPT,
+    Arm,
+    Limit,
+    Run,
+    parse_limits,
+    peer_arms,
+    plan_prompts,
+    plan_runs,
+    plan_timed,
+)
 from .decode_run import Outcome, Work, run_all
 from .decode_summary import Row, same_tokens, summarise
 from .machine_facts import describe_machine
 from .read_ahead import read_ahead
-from .results import Results, save_results
+from .results import ResultKeeper, Results
+from .same_model import compare_models
+from .timeline_results import timeline_results
 
 _LIMITS = "none,75%,50%,35%,25%,15%"
+_QUICK_LIMITS = "50%,25%"
+_QUICK_LIMITS_WITH_PEER = "50%"
 _PEER_READ_AHEAD_KB = 128
 
 
@@ -36,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
-    if arguments.quick:
-        arguments.rounds, arguments.warm, arguments.tokens = 1, 4, 8
+    _settle(arguments)
     needed = N_PROMPT + arguments.warm + arguments.tokens
     if arguments.context < needed:
         raise UsageError(
@@ -52,8 +73,13 @@ def _main(argv: Sequence[str] | None) -> int:
     with colibri_format.open(arguments.file) as reader:
         model = parse_model(reader.read_file(colibri_format.MODEL_FILE), str(reader.path))
         limits = parse_limits(arguments.budgets, reader.file_size)
+    console = Console(stderr=True, highlight=False, markup=False)
+    keeper = ResultKeeper(arguments.out, lambda text: console.print(text, soft_wrap=True))
+    prompts = plan_prompts(arguments.rounds, model.vocab_size)
     arms = [[ours, *_peers(arguments, limit)] for limit in limits]
-    runs = plan_runs(limits, arms, plan_prompts(arguments.rounds, model.vocab_size))
+    runs = plan_runs(limits, arms, prompts)
+    if arguments.timeline:
+        runs += plan_timed(limits, ours, prompts[0])
     work = Work(
         file=arguments.file,
         gguf=arguments.gguf,
@@ -61,58 +87,147 @@ def _main(argv: Sequence[str] | None) -> int:
         n_tokens=arguments.tokens,
         n_context=arguments.context,
     )
-    console = Console(stderr=True, highlight=False, markup=False)
-    outcomes: list[Outcome] = []
-    machine = describe_machine(arguments.file).as_dict()
-    command = ["colibri", "bench", "decode", *(sys.argv[2:] if argv is None else argv)]
+    found = [] if arguments.gguf is None else compare_models(arguments.file, arguments.gguf)
+    report = _Report(
+        ["colibri", "bench", "decode", *(sys.argv[2:] if argv is None else argv)],
+        arguments,
+        describe_machine(arguments.file).as_dict(),
+        found,
+        len(runs),
+    )
+    is_complete = _measure(report, runs, work, console, keeper)
+    results = report.results()
+    if arguments.json:
+        print(json.dumps(results.as_dict()))
+    else:
+        _print(summarise(report.outcomes), results.notes)
+    keeper.finish()
+    if not is_complete:
+        return EXIT_INTERRUPTED
+    return EXIT_OK if any(outcome.answer for outcome in report.outcomes) else EXIT_DATA
 
-    def results() -> Results:
+
+def _settle(arguments: argparse.Namespace) -> None:
+    """Fills in what was left to us: quick runs are fewer and shorter."""
+    limits = _LIMITS
+    if arguments.quick:
+        arguments.rounds, arguments.warm, arguments.tokens = 4, 4, 8
+        limits = _QUICK_LIMITS if arguments.peer is None else _QUICK_LIMITS_WITH_PEER
+    if arguments.budgets is None:
+        arguments.budgets = limits
+    if arguments.peer_threads is None:
+        n = len(os.sched_getaffinity(0))
+        arguments.peer_threads = [n] if arguments.quick else [n, 2 * n]
+
+
+class _Report:
+    """What was measured so far, as results."""
+
+    def __init__(
+        self,
+        command: list[str],
+        arguments: argparse.Namespace,
+        machine: dict[str, Any],
+        found: list[str],
+        n_runs: int,
+    ) -> None:
+        self.outcomes: list[Outcome] = []
+        self.timed: list[Outcome] = []
+        self.read_ahead = ""
+        self._command = command
+        self._arguments = arguments
+        self._machine = machine
+        self._found = found
+        self._n_runs = n_runs
+
+    @property
+    def n_done(self) -> int:
+        return len(self.outcomes) + len(self.timed)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.n_done == self._n_runs
+
+    def add(self, run: Run, outcome: Outcome) -> None:
+        (self.timed if run.is_timed else self.outcomes).append(outcome)
+
+    def results(self) -> Results:
+        arguments = self._arguments
+        extra: dict[str, Any] = {
+            "file": str(arguments.file),
+            "read_ahead": self.read_ahead,
+            "runs": [outcome.as_dict() for outcome in self.outcomes],
+        }
+        if arguments.peer is not None:
+            extra["peer"] = {
+                "gguf": str(arguments.gguf),
+                "threads": arguments.peer_threads,
+                "repack": ["on" if repack else "off" for repack in arguments.peer_repack],
+            }
         return Results(
             kind="decode",
-            command=command,
-            machine=machine,
-            rows=[row.as_dict() for row in summarise(outcomes)],
-            notes=_notes(outcomes),
-            is_complete=len(outcomes) == len(runs),
-            extra={"file": str(arguments.file), "runs": [o.as_dict() for o in outcomes]},
+            command=self._command,
+            machine=self._machine,
+            rows=[row.as_dict() for row in summarise(self.outcomes)],
+            notes=[
+                *self._found,
+                *_notes(self.outcomes),
+                f"read-ahead of the disk: {self.read_ahead}",
+            ],
+            is_complete=self.is_complete,
+            extra=extra,
         )
 
+    def timeline(self) -> Results:
+        return timeline_results(
+            self.timed, self.outcomes, self._command, self._machine, self.is_complete
+        )
+
+
+def _measure(
+    report: _Report, runs: Sequence[Run], work: Work, console: Console, keeper: ResultKeeper
+) -> bool:
+    """Whether all runs were made; interrupted, what there is remains."""
     started = time.monotonic()
     try:
-        with read_ahead(arguments.file, _PEER_READ_AHEAD_KB) as state:
+        with ends_like_interrupt(), read_ahead(work.file, _PEER_READ_AHEAD_KB) as state:
+            report.read_ahead = state
             console.print(f"read-ahead of the disk: {state}")
-            for outcome in run_all(runs, work):
-                outcomes.append(outcome)
-                console.print(_progress(outcome, len(outcomes), len(runs), started))
+            for run, outcome in zip(runs, run_all(runs, work), strict=True):
+                report.add(run, outcome)
+                left = (time.monotonic() - started) / report.n_done * (len(runs) - report.n_done)
+                console.print(
+                    f"{report.n_done}/{len(runs)} limit {outcome.limit}, {outcome.arm}"
+                    f"{' (timed)' if run.is_timed else ''}: {_told(outcome)}; {left:.0f} s left"
+                )
                 # After each run: whatever ends this, what was measured is there.
-                if arguments.out is not None:
-                    save_results(results(), arguments.out)
+                keeper.save(report.results())
+                if report.timed:
+                    keeper.save(report.timeline())
     except KeyboardInterrupt:
-        if not outcomes:
+        if not report.outcomes:
             raise
-        console.print(f"interrupted after {len(outcomes)} of {len(runs)} runs: what there is")
-    if arguments.json:
-        print(json.dumps(results().as_dict()))
-        return EXIT_OK
-    _print(summarise(outcomes), results().notes)
-    return EXIT_OK
+        console.print(f"interrupted after {report.n_done} of {len(runs)} runs: what there is")
+        return False
+    return True
 
 
-def _progress(outcome: Outcome, n_done: int, n_runs: int, started: float) -> str:
+def _told(outcome: Outcome) -> str:
     speed = outcome.answer.get("tokens_per_s")
-    told = f"{speed:.2f} tokens/s" if speed else outcome.failure
-    left = (time.monotonic() - started) / n_done * (n_runs - n_done)
-    return f"{n_done}/{n_runs} limit {outcome.limit}, {outcome.arm}: {told}; {left:.0f} s left"
+    return f"{speed:.2f} tokens/s" if speed else outcome.failure
 
 
 def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     states = sorted({outcome.cache_state for outcome in outcomes})
-    notes = [f"before each run: {'; '.join(states)}"]
-    if not all(outcome.is_cold for outcome in outcomes if outcome.limit_bytes is not None):
-        notes.append("the starts were not surely cold: run as root for that")
-    is_same = same_tokens(outcomes)
-    same = "all engines made the same tokens" if is_same else "the engines made different tokens"
-    return [*notes, same]
+    notes = [*check_outcomes(outcomes), f"before each run: {'; '.join(states)}"]
+    if len({outcome.arm for outcome in outcomes if outcome.answer}) > 1:
+        is_same = same_tokens(outcomes)
+        notes.append(
+            "all engines made the same tokens"
+            if is_same
+            else "OTHER TOKENS: the engines made different tokens, so they did not do the same work"
+        )
+    return notes
 
 
 def _config(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -130,7 +245,9 @@ def _config(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _peers(arguments: argparse.Namespace, limit: Limit) -> list[Arm]:
-    return [] if arguments.peer is None else peer_arms(limit, arguments.peer_threads)
+    if arguments.peer is None:
+        return []
+    return peer_arms(limit, arguments.peer_threads, arguments.peer_repack)
 
 
 def _check_peer(arguments: argparse.Namespace) -> None:
@@ -160,7 +277,9 @@ def _print(rows: Sequence[Row], notes: Sequence[str]) -> None:
             row.arm,
             f"{row.tokens_per_s:.2f}",
             f"{row.slowest:.2f}-{row.fastest:.2f}",
-            "" if row.ratio is None else f"{row.ratio:.2f} x",
+            ""
+            if row.ratio is None
+            else f"{row.ratio:.2f} ({row.ratio_least:.2f}-{row.ratio_most:.2f})",
             "" if row.mib_per_token is None else f"{row.mib_per_token:.1f}",
             "" if row.hit_rate is None else f"{row.hit_rate:.0%}",
             "" if row.stall_share is None else f"{row.stall_share:.0%}",
@@ -185,6 +304,14 @@ def _counts(text: str) -> list[int]:
     return counts
 
 
+def _repacks(text: str) -> list[bool]:
+    known = {"off": False, "on": True}
+    parts = list(dict.fromkeys(text.split(",")))
+    if not set(parts) <= set(known):
+        raise argparse.ArgumentTypeError(f"{text!r} is not off, on, or off,on")
+    return [known[part] for part in parts]
+
+
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
@@ -203,7 +330,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gguf", type=Path, metavar="FILE", help="the same model for the peer")
     parser.add_argument(
         "--budgets",
-        default=_LIMITS,
         metavar="LIST",
         help="limits of the whole process: shares of the file's size, sizes, none "
         f"(default: {_LIMITS.replace('%', '%%')})",
@@ -220,15 +346,29 @@ def _parser() -> argparse.ArgumentParser:
         "--context", type=_positive, default=512, metavar="N", help="positions (default: 512)"
     )
     parser.add_argument(
-        "--peer-threads", type=_counts, default=[2, 4], metavar="LIST", help="default: 2,4"
-    )
+        "--peer-threads", type=_counts, metavar="LIST",
+        help="thread counts, each an arm of its own; the best counts "
+        "(default: as many as processors, and twice that)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peer-repack", type=_repacks, default=[False, True], metavar="off,on",
+        help="whether it repacks weights; on is tried only without a limit, as it is killed "
+        "under one (default: off,on)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeline", action="store_true",
+        help="one more run of ours under each limit, whose reads, waits and steps are written "
+        "down: timeline.json, and in the page",
+    )  # fmt: skip
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE",
         help="a knob of our runtime, as colibri_runtime.RunConfig names it; repeatable",
     )  # fmt: skip
     parser.add_argument(
-        "--quick", action="store_true", help="one round of 8 tokens: under a minute, and rough"
-    )
+        "--quick", action="store_true",
+        help=f"four rounds of 8 tokens at {_QUICK_LIMITS} ({_QUICK_LIMITS_WITH_PEER} with a peer): "
+        "under a minute with a model of 4 GB, and rough".replace("%", "%%"),
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")
     parser.add_argument("--json", action="store_true", help="print all results as JSON")
     return parser

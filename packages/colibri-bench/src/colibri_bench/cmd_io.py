@@ -35,7 +35,7 @@ from .io_plan import (
 from .io_run import MAX_DEPTH, read_extents
 from .machine_facts import describe_machine
 from .page_cache import drop_caches
-from .plots import size_label
+from .picture import size_label
 from .results import Results, save_results
 from .throttle import throttled
 

@@ -43,6 +43,7 @@ class Run:
     limit: Limit
     arm: Arm
     prompt: tuple[int, ...]
+    is_timed: bool = False
 
 
 def parse_limits(text: str, model_bytes: int) -> list[Limit]:
@@ -79,13 +80,16 @@ def _bad_limit(text: str, found: str = "is no limit") -> UsageError:
     )
 
 
-def peer_arms(limit: Limit, threads: Sequence[int]) -> list[Arm]:
-    """llama.cpp at each thread count; with its weight repacking as well where memory allows.
+def peer_arms(
+    limit: Limit, threads: Sequence[int], repacks: Sequence[bool] = (False, True)
+) -> list[Arm]:
+    """llama.cpp at each thread count, without and with its weight repacking where memory allows.
 
     Repacked weights are a second copy that no page can be dropped of: under a limit below the
-    model's size such a process is killed while it loads.
+    model's size such a process is killed while it loads. So with a limit they are left out.
     """
-    repacks = (False, True) if limit.size_bytes is None else (False,)
+    if limit.size_bytes is not None:
+        repacks = (False,)
     return [
         Arm(
             f"llama.cpp {n} threads{', repacked' if use_repack else ''}",
@@ -122,3 +126,8 @@ def plan_runs(
         for limit, of_limit in zip(limits, arms, strict=True)
         for place in range(len(of_limit))
     ]
+
+
+def plan_timed(limits: Sequence[Limit], ours: Arm, prompt: tuple[int, ...]) -> list[Run]:
+    """A further run of ours under each limit, whose reads and steps are written down."""
+    return [Run(0, limit, ours, prompt, is_timed=True) for limit in limits]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from .cgroup import MemoryGroup
 from .decode_plan import ALLOWANCE, Run
-from .page_cache import CacheState, drop_caches, read_all
+from .page_cache import COLD_SHARE, CacheState, drop_caches, read_all, resident_share
 
 _STDERR_CHARACTERS: Final = 400
 _TIMEOUT_S: Final = 900
@@ -20,7 +20,12 @@ _TIMEOUT_S: Final = 900
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run gave: `answer` of the child, or why there is none."""
+    """What a run gave: `answer` of the child, or why there is none.
+
+    `resident_share` is what of its model the page cache held before it began, `group` the memory
+    cgroup it was to enter, `applied_bytes` the limit that the kernel says that group had, `model`
+    and `inode` the file that was to be run, `command` what was executed.
+    """
 
     round: int
     limit: str
@@ -31,6 +36,12 @@ class Outcome:
     cache_state: str
     peak_bytes: int | None
     n_killed: int
+    resident_share: float | None = None
+    group: str | None = None
+    applied_bytes: int | None = None
+    model: str = ""
+    inode: int | None = None
+    command: Sequence[str] = ()
     answer: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
 
@@ -66,19 +77,24 @@ def run_one(run: Run, work: Work) -> Outcome:
     """
     files = [path for path in (work.file, work.gguf) if path is not None]
     state = drop_caches(*files)
+    model = work.file if run.arm.is_ours else work.gguf
+    resident = None
     if run.limit.size_bytes is None:
         # Without a limit engines are compared in memory: their files are read beforehand.
-        warm = work.file if run.arm.is_ours else work.gguf
-        if warm is not None:
-            read_all(warm)
+        if model is not None:
+            read_all(model)
             state = CacheState(False, "without a limit: model read into memory beforehand")
-    request = json.dumps(_request(run, work))
-    argv = [sys.executable, "-m", run.arm.module, request]
-    peak, n_killed = None, 0
+    elif model is not None:
+        resident = resident_share(model)
+        if resident is not None and resident > COLD_SHARE:
+            state = CacheState(False, f"{state.how}, which left {resident:.0%} of {model.name}")
+    argv = [sys.executable, "-m", run.arm.module, json.dumps(_request(run, work))]
+    peak, applied, name, n_killed = None, None, None, 0
     if run.limit.size_bytes is None:
         answer, failure = _generate(argv)
     else:
         with MemoryGroup("decode", run.limit.size_bytes) as group:
+            name, applied = group.name, group.applied_bytes
             answer, failure = _generate(group.command(argv))
             peak, n_killed = group.peak_bytes, group.n_killed
     if n_killed:
@@ -93,6 +109,12 @@ def run_one(run: Run, work: Work) -> Outcome:
         cache_state=state.how,
         peak_bytes=peak,
         n_killed=n_killed,
+        resident_share=resident,
+        group=name,
+        applied_bytes=applied,
+        model="" if model is None else str(model.resolve()),
+        inode=None if model is None else model.stat().st_ino,
+        command=argv,
         answer=answer,
         failure=failure,
     )
@@ -104,6 +126,7 @@ def _request(run: Run, work: Work) -> dict[str, Any]:
         "n_warm": work.n_warm,
         "n_tokens": work.n_tokens,
         "is_resident": run.limit.size_bytes is None,
+        "is_timed": run.is_timed,
     }
     if not run.arm.is_ours:
         return request | run.arm.options | {"gguf": str(work.gguf), "n_context": work.n_context}

@@ -15,7 +15,7 @@ class Row:
     """One arm under one limit; figures are medians over its rounds, None where none came.
 
     `ratio` is the median over rounds of our tokens/s to those of the best peer arm (by median)
-    in the same round; given for our own arms.
+    in the same round, `ratio_least` and `ratio_most` are of single rounds; given for our own arms.
     """
 
     limit: str
@@ -28,6 +28,8 @@ class Row:
     slowest: float | None
     fastest: float | None
     ratio: float | None
+    ratio_least: float | None
+    ratio_most: float | None
     mib_per_token: float | None
     hit_rate: float | None
     stall_share: float | None
@@ -49,6 +51,7 @@ def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
         speeds = [o.answer["tokens_per_s"] for o in good]
         failures = [o.failure for o in of_arm if o.failure]
         peaks = [o.peak_bytes for o in good if o.peak_bytes is not None]
+        ratios = _ratios(outcomes, limit, good) if of_arm[0].is_ours else []
         rows.append(
             Row(
                 limit=limit,
@@ -60,7 +63,9 @@ def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
                 tokens_per_s=_median(speeds),
                 slowest=min(speeds, default=None),
                 fastest=max(speeds, default=None),
-                ratio=_ratio(outcomes, limit, good) if of_arm[0].is_ours else None,
+                ratio=_median(ratios),
+                ratio_least=min(ratios, default=None),
+                ratio_most=max(ratios, default=None),
                 mib_per_token=_median(_each(good, "read_bytes", 2**20)),
                 hit_rate=_median([o.answer["hit_rate"] for o in good if "hit_rate" in o.answer]),
                 stall_share=_median(_stalls(good)),
@@ -90,16 +95,17 @@ def same_tokens(outcomes: Iterable[Outcome]) -> bool:
     return True
 
 
-def _ratio(outcomes: Sequence[Outcome], limit: str, ours: Sequence[Outcome]) -> float | None:
+def _ratios(outcomes: Sequence[Outcome], limit: str, ours: Sequence[Outcome]) -> list[float]:
+    """Ours to the best peer arm, round by round; none without a peer."""
     peers: dict[str, dict[int, float]] = {}
     for outcome in outcomes:
         if outcome.limit == limit and not outcome.is_ours and outcome.answer:
             speed = outcome.answer["tokens_per_s"]
             peers.setdefault(outcome.arm, {})[outcome.round] = speed
     if not peers:
-        return None
+        return []
     best = max(peers.values(), key=lambda speeds: median(speeds.values()))
-    return _median([o.answer["tokens_per_s"] / best[o.round] for o in ours if best.get(o.round)])
+    return [o.answer["tokens_per_s"] / best[o.round] for o in ours if best.get(o.round)]
 
 
 def _each(outcomes: Iterable[Outcome], name: str, unit: float) -> list[float]:

@@ -8,24 +8,33 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from colibri_runtime import RunConfig, Runtime
+from colibri_runtime import RunConfig, Runtime, Timeline
 from colibri_runtime.machine import peak_rss_bytes
 
-from .work import count_work
+from .token_time import median_sums, middle_token, token_rows, token_sums
+from .work import count_work, memory_group
+
+# What a timeline holds counts against the limit: some 100 KiB a token.
+_MOST_TIMED: Final = 48
 
 
 def generate(request: dict[str, Any]) -> dict[str, Any]:
     """Tokens a second after `n_warm` further tokens, and what the store did for them.
 
     `request`: file, prompt (token numbers), n_warm, n_tokens, `config`, arguments of `RunConfig`
-    by name, and is_resident: whether every expert is read before the first token.
+    by name, is_resident: whether every expert is read before the first token, and is_timed:
+    whether reads and steps are written down, of which the answer then holds `timeline`.
     """
+    timeline = (
+        Timeline(n_kept=min(request["n_tokens"], _MOST_TIMED)) if request["is_timed"] else None
+    )
     started = time.perf_counter()
-    with Runtime.open(request["file"], RunConfig(**request["config"])) as runtime:
+    config = RunConfig(**request["config"])
+    with Runtime.open(request["file"], config, timeline=timeline) as runtime:
         load_s = time.perf_counter() - started
         if request["is_resident"]:
             _fetch_all(runtime)
@@ -41,6 +50,7 @@ def generate(request: dict[str, Any]) -> dict[str, Any]:
             logits = runtime.decoder.forward([made[-1]])
             times_s.append(time.perf_counter() - begun)
         after, spent = count_work(), runtime.store.stats.total().minus(stats)
+        report = runtime.store.io_report
         return {
             "tokens": made,
             "n_tokens": len(made),
@@ -59,7 +69,24 @@ def generate(request: dict[str, Any]) -> dict[str, Any]:
             "slot_bytes": runtime.plan.slot_bytes,
             "peak_rss_bytes": peak_rss_bytes(),
             "backend": runtime.backend.name,
-        }
+            "io": report.engine,
+            "io_mode": str(report.mode),
+            "io_reason": report.reason,
+            "disk_bytes": after.read_bytes - before.read_bytes,
+            "memory_group": memory_group(),
+        } | ({} if timeline is None else {"timeline": _timeline(timeline)})
+
+
+def _timeline(timeline: Timeline) -> dict[str, Any]:
+    """The token that took the median time as rows, and the medians of all tokens' sums."""
+    passes = [passed for passed in timeline.passes if passed.n_tokens == 1]
+    middle = middle_token(passes)
+    return {
+        "rows": token_rows(middle),
+        "middle": token_sums(middle),
+        "sums": median_sums([token_sums(passed) for passed in passes]),
+        "n_tokens": len(passes),
+    }
 
 
 def _fetch_all(runtime: Runtime) -> None:

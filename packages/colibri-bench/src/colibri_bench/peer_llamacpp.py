@@ -11,7 +11,9 @@ import sys
 import time
 from typing import Any
 
-from .work import count_work
+from colibri_runtime.machine import peak_rss_bytes
+
+from .work import count_work, mapped_files, memory_group
 
 
 def generate(request: dict[str, Any]) -> dict[str, Any]:
@@ -53,6 +55,10 @@ def generate(request: dict[str, Any]) -> dict[str, Any]:
         "read_bytes": after.read_bytes - before.read_bytes,
         "cpu_s": after.cpu_s - before.cpu_s,
         "version": xllamacpp.__version__,
+        "kv_types": [str(params.cache_type_k), str(params.cache_type_v)],
+        "mapped": mapped_files(),
+        "peak_rss_bytes": peak_rss_bytes(),
+        "memory_group": memory_group(),
     }
 
 

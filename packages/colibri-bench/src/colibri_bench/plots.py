@@ -1,35 +1,27 @@
-"""Results as pictures: PNG and SVG, readable in grey. Needs matplotlib (the extra `plot`)."""
+"""Results as pictures, by their kind."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from colibri_format import StorageError, UsageError
+from colibri_format import StorageError
 
+from .picture import (
+    HATCHES,
+    SHADES,
+    Plot,
+    Rows,
+    finish_plot,
+    legend_beside,
+    limit_label,
+    line_look,
+    make_figure,
+    size_label,
+)
 from .results import Results
-
-Rows = Sequence[dict[str, Any]]
-
-# Told apart by shape and line as well as by shade, so that a grey print can be read.
-_MARKERS: Final = "osD^vPX*"
-_LINES: Final = ("-", "--", "-.", ":")
-_HATCHES: Final = ("", "///", "...", "xx", "\\\\\\", "++")
-_SHADES: Final = ("#0b3c5d", "#d95f02", "#1b9e77", "#7b3294", "#555555", "#e6ab02", "#a6761d")
-_SIZE: Final = (8.0, 4.8)
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A picture: its file name without ending, its caption, PNG and SVG bytes."""
-
-    name: str
-    caption: str
-    png: bytes
-    svg: bytes
+from .timeline_plot import plot_sums, plot_timelines
 
 
 def plot_results(results: Results) -> list[Plot]:
@@ -42,9 +34,11 @@ def plot_results(results: Results) -> list[Plot]:
         "io": (_io_by_block_size, _io_by_depth),
         "decode": (_decode_by_limit,),
         "cache": (_hits_by_size,),
-        "timeline": (_timeline,),
+        "timeline": (lambda rows: plot_sums(results.extra.get("tokens") or ()),),
     }
-    made = (make(results.rows) for make in makers[results.kind])
+    made = [make(results.rows) for make in makers[results.kind]]
+    if results.kind == "timeline":
+        made += plot_timelines(results.rows)
     return [plot for plot in made if plot is not None]
 
 
@@ -79,17 +73,17 @@ def _io_by_block_size(rows: Rows) -> Plot | None:
             of_engine[row["block_bytes"]] = row
     if not best:
         return None
-    figure, axes = _figure("Read rate by block size", "block size", "GB/s (10^9 bytes)")
+    figure, (axes,) = make_figure("Read rate by block size", "block size", "GB/s (10^9 bytes)")
     for number, (name, points) in enumerate(best.items()):
         sizes = sorted(points)
         middle = [points[s]["gb_per_s"] for s in sizes]
         low = [points[s]["gb_per_s"] - points[s]["slowest"] for s in sizes]
         high = [points[s]["fastest"] - points[s]["gb_per_s"] for s in sizes]
-        axes.errorbar(sizes, middle, yerr=(low, high), label=name, capsize=3, **_line(number))
+        axes.errorbar(sizes, middle, yerr=(low, high), label=name, capsize=3, **line_look(number))
     _sizes_on_x(axes, sorted({s for points in best.values() for s in points}))
     axes.set_ylim(bottom=0)
-    _legend_beside(axes)
-    return _plot(
+    legend_beside(axes)
+    return finish_plot(
         figure,
         "io-by-block-size",
         "Read rate of each way to read by block size, at its best queue depth; bars from the "
@@ -107,17 +101,19 @@ def _io_by_depth(rows: Rows) -> Plot | None:
     lines = {key: points for key, points in lines.items() if len(points) > 1}
     if not lines:
         return None
-    figure, axes = _figure("Read rate by queue depth", "requests in flight", "GB/s (10^9 bytes)")
+    figure, (axes,) = make_figure(
+        "Read rate by queue depth", "requests in flight", "GB/s (10^9 bytes)"
+    )
     for number, ((name, size), points) in enumerate(lines.items()):
         depths = sorted(points)
         label = f"{name}, {size_label(size)}"
-        axes.plot(depths, [points[d] for d in depths], label=label, **_line(number))
+        axes.plot(depths, [points[d] for d in depths], label=label, **line_look(number))
     depths = sorted({d for points in lines.values() for d in points})
     axes.set_xscale("log", base=2)
     axes.set_xticks(depths, [str(depth) for depth in depths])
     axes.set_ylim(bottom=0)
-    _legend_beside(axes)
-    return _plot(figure, "io-by-depth", "Read rate by the number of requests in flight.")
+    legend_beside(axes)
+    return finish_plot(figure, "io-by-depth", "Read rate by the number of requests in flight.")
 
 
 def _decode_by_limit(rows: Rows) -> Plot | None:
@@ -127,7 +123,9 @@ def _decode_by_limit(rows: Rows) -> Plot | None:
         return None
     limits = list(dict.fromkeys(row["limit"] for row in rows))
     arms = list(dict.fromkeys(row["arm"] for row in rows))
-    figure, axes = _figure("Generation under memory limits", "memory limit", "tokens a second")
+    figure, (axes,) = make_figure(
+        "Generation under memory limits", "memory limit", "tokens a second"
+    )
     width = 0.8 / len(arms)
     for number, arm in enumerate(arms):
         of_arm = {row["limit"]: row for row in good if row["arm"] == arm}
@@ -143,16 +141,16 @@ def _decode_by_limit(rows: Rows) -> Plot | None:
             yerr=(low, high),
             capsize=2,
             label=arm,
-            color=_SHADES[number % len(_SHADES)],
-            hatch=_HATCHES[number % len(_HATCHES)],
+            color=SHADES[number % len(SHADES)],
+            hatch=HATCHES[number % len(HATCHES)],
             edgecolor="white",
         )
         axes.bar_label(bars, labels=[f"{v:.1f}" for v in middle], fontsize=7, padding=2)
-    axes.set_xticks(range(len(limits)), [_limit_label(limit) for limit in limits])
+    axes.set_xticks(range(len(limits)), [limit_label(limit) for limit in limits])
     axes.set_yscale("log")
     axes.margins(y=0.15)
-    _legend_beside(axes)
-    return _plot(
+    legend_beside(axes)
+    return finish_plot(
         figure,
         "decode-by-limit",
         "Tokens a second by memory limit of the whole process (share of the model's size), "
@@ -167,10 +165,10 @@ def _hits_by_size(rows: Rows) -> Plot | None:
         lines.setdefault(row["policy"], {})[row["share"]] = row["hit_rate"]
     if not lines:
         return None
-    figure, axes = _figure("Hits by cache size", "room, % of all experts", "hit rate, %")
+    figure, (axes,) = make_figure("Hits by cache size", "room, % of all experts", "hit rate, %")
     for number, (policy, points) in enumerate(lines.items()):
         shares = sorted(points)
-        style = _line(number)
+        style = line_look(number)
         if policy == "belady":
             style |= {"color": "black", "linestyle": "-", "marker": "", "linewidth": 2.2}
         label = "belady (knows the future)" if policy == "belady" else policy
@@ -179,43 +177,11 @@ def _hits_by_size(rows: Rows) -> Plot | None:
         )
     axes.set_ylim(0, 100)
     axes.set_xlim(left=0)
-    _legend_beside(axes)
-    return _plot(
+    legend_beside(axes)
+    return finish_plot(
         figure,
         "hits-by-size",
         "Share of asked experts that were resident, by cache size and policy.",
-    )
-
-
-def _timeline(rows: Rows) -> Plot | None:
-    """Reads and compute of a token side by side."""
-    if not rows:
-        return None
-    figure, axes = _figure("One token", "ms since the token began", "")
-    lanes = ("read", "stall", "compute")
-    for lane, kind in enumerate(lanes):
-        spans = [
-            (row["start_ms"], row["end_ms"] - row["start_ms"])
-            for row in rows
-            if row["kind"] == kind
-        ]
-        axes.broken_barh(
-            spans,
-            (lane - 0.38, 0.76),
-            facecolors=_SHADES[lane],
-            hatch=_HATCHES[lane],
-            edgecolor="white",
-            linewidth=0.3,
-        )
-    axes.set_yticks(range(len(lanes)), lanes)
-    axes.set_ylim(-0.6, len(lanes) - 0.4)
-    for start in sorted({row["layer_start_ms"] for row in rows if "layer_start_ms" in row}):
-        axes.axvline(start, color="#999999", linewidth=0.4)
-    return _plot(
-        figure,
-        "timeline",
-        "When experts were read, when compute waited for them, and when it ran; grey lines are "
-        "layers.",
     )
 
 
@@ -224,63 +190,7 @@ def _series(row: dict[str, Any]) -> str:
     return f"{row['engine']} ({phase})" if phase else str(row["engine"])
 
 
-def size_label(size_bytes: int) -> str:
-    """`64 KiB`, `3.5 MiB`."""
-    if size_bytes < 2**20:
-        return f"{size_bytes / 1024:g} KiB"
-    return f"{size_bytes / 2**20:.3g} MiB"
-
-
-def _limit_label(limit: str) -> str:
-    return "no limit" if limit == "none" else limit
-
-
-def _line(number: int) -> dict[str, Any]:
-    return {
-        "color": _SHADES[number % len(_SHADES)],
-        "marker": _MARKERS[number % len(_MARKERS)],
-        "linestyle": _LINES[number % len(_LINES)],
-        "markersize": 5,
-        "linewidth": 1.4,
-    }
-
-
 def _sizes_on_x(axes: Any, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [size_label(size) for size in sizes])
     axes.minorticks_off()
-
-
-def _legend_beside(axes: Any) -> None:
-    """Outside the axes, where it covers no data."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8)
-
-
-def _figure(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError(
-            "no-matplotlib", "plots", "matplotlib is not installed", "the extra `plot`",
-            "pip install 'colibri-bench[plot]'",
-        ) from error  # fmt: skip
-    figure = Figure(figsize=_SIZE, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.grid(visible=True, axis="y", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
-
-
-def _plot(figure: Any, name: str, caption: str) -> Plot:
-    png, svg = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, format="png", dpi=130)
-    # Without a date the same results give the same bytes.
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    return Plot(name, caption, png.getvalue(), svg.getvalue())

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
-from .plots import Plot
+from .picture import Plot
 from .results import Results
 
 _TITLES: Final = {
@@ -27,8 +27,10 @@ _INTRODUCTIONS: Final = {
     "cache": "A recorded routing trace replayed through each cache policy. A hit is an expert that "
     "was in memory when its layer asked for it; belady is the best that any policy could do, as it "
     "knows the future.",
-    "timeline": "One token in time: reads go on while experts that have arrived are computed; "
-    "stalls are when compute had nothing to do.",
+    "timeline": "One token in time: reads go on while experts that have arrived are computed. The "
+    "table has medians over tokens in milliseconds: attention, router, experts, dense (embedding, "
+    "shared experts, output head), check (checksums), wait (no block to go on with), other (the "
+    "store's bookkeeping); reading is the time in which at least one read was under way.",
 }
 _STYLE: Final = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#222}
@@ -75,7 +77,8 @@ def _section(results: Results, plots: Sequence[Plot]) -> str:
         )
     if results.notes:
         parts.append("<ul>" + "".join(f"<li>{html.escape(n)}" for n in results.notes) + "</ul>")
-    parts.append(_table(results.rows))
+    # A timeline's rows are for the pictures; what people read are the sums.
+    parts.append(_table(results.extra.get("tokens", ()) if kind == "timeline" else results.rows))
     command = html.escape(shlex.join(map(str, results.command)))
     parts.append(f"<p>Made {html.escape(results.made_at)} by <code>{command}</code></p>")
     return "\n".join(parts)

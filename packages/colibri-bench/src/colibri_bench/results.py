@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -69,6 +69,48 @@ def save_results(results: Results, folder: Path) -> list[Path]:
         raise StorageError.of(error, target, "writing results") from error
     table = _save_table(results, folder)
     return [target] if table is None else [target, table]
+
+
+class ResultKeeper:
+    """Saves results again and again as a measurement goes on, into `folder` if there is one.
+
+    A save that fails ends no measurement: `tell` is told at once, and `finish` raises it when the
+    figures have been shown.
+
+    Raises:
+        StorageError: the folder cannot be made or written to: told before anything is measured.
+    """
+
+    def __init__(self, folder: Path | None, tell: Callable[[str], object]) -> None:
+        self._folder = folder
+        self._tell = tell
+        self._error: StorageError | None = None
+        if folder is None:
+            return
+        probe = folder / f".colibri-{os.getpid()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise StorageError.of(error, folder, "writing results") from error
+
+    def save(self, results: Results) -> None:
+        """Writes them; what fails is told, and forgotten if a later save succeeds."""
+        if self._folder is None:
+            return
+        try:
+            save_results(results, self._folder)
+        except StorageError as error:
+            self._tell(f"not saved: {error}")
+            self._error = error
+        else:
+            self._error = None
+
+    def finish(self) -> None:
+        """Raises what kept the last save from succeeding."""
+        if self._error is not None:
+            raise self._error
 
 
 def _save_table(results: Results, folder: Path) -> Path | None:

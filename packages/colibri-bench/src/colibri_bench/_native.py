@@ -1,0 +1,27 @@
+"""The one system call that Python lacks: mincore(2), what of a file the page cache holds."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def resident_pages(mapping: mmap.mmap, offset: int, n_bytes: int) -> NDArray[np.bool_] | None:
+    """For each page of `n_bytes` from `offset`, a page boundary, whether it is in memory; None
+    where the system has no such call or refuses it. Touches no page.
+    """
+    try:
+        call = ctypes.CDLL(None, use_errno=True).mincore
+    except (OSError, AttributeError):
+        return None
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    call.restype = ctypes.c_int
+    n_pages = -(-n_bytes // mmap.PAGESIZE)
+    states = np.zeros(n_pages, np.uint8)
+    start = np.frombuffer(mapping, np.uint8).ctypes.data
+    if call(start + offset, n_bytes, states.ctypes.data):
+        return None
+    return (states & 1).astype(np.bool_)
