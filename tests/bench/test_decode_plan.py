@@ -157,7 +157,7 @@ def test_child_that_fails_is_an_outcome(demo_file, tmp_path, capsys, monkeypatch
     monkeypatch.setattr("colibri_bench.cmd_decode.read_ahead", _no_read_ahead)
     options = ["--budgets", "none", "--rounds", "1", "--set", "memory_bytes=1000", "--json"]
 
-    assert main(["decode", str(demo_file), *options]) == 0
+    assert main(["decode", str(demo_file), *options]) == 1
 
     row = json.loads(capsys.readouterr().out)["rows"][0]
     assert row["n_failed"] == 1

@@ -15,7 +15,7 @@ from colibri_bench.io_plan import (
     Extent,
     Reading,
     Way,
-    check_cold,
+    check_rows,
     order_ways,
     parse_sizes,
     plan_blocks,
@@ -101,11 +101,11 @@ def test_rows_are_medians_over_rounds():
 def test_reads_that_no_disk_made_are_noticed():
     rows = summarise([reading("buffered", 9, disk_bytes=0), reading("tmpfs", 9, disk_bytes=0)])
 
-    assert check_cold(rows)[0].startswith("NOT COLD: less than half of what buffered read")
+    assert check_rows(rows)[0].startswith("NOT COLD: less than half of what buffered read")
 
 
 def test_direct_mode_that_is_none_is_noticed():
-    assert "NOT DIRECT: uring" in check_cold(summarise([reading("uring", 2, mode="buffered")]))[0]
+    assert "NOT DIRECT: uring" in check_rows(summarise([reading("uring", 2, mode="buffered")]))[0]
 
 
 def test_verdict_takes_the_least_work_among_the_fastest():
@@ -161,8 +161,13 @@ def test_copies_are_removed_after_a_failure(tmp_path):
     folder = tmp_path / "memory"
     folder.mkdir()
 
-    with pytest.raises(RuntimeError), copies_in_memory([source], folder) as made:
-        assert made[0].read_bytes() == source.read_bytes()
+    extents = [Extent(10, 5), Extent(40, 50)]
+
+    with pytest.raises(RuntimeError), copies_in_memory([source], extents, folder) as made:
+        copy = made[0].read_bytes()
+        assert len(copy) == 100
+        assert [copy[e.offset : e.offset + e.size] for e in extents] == [b"x" * 5, b"x" * 50]
+        assert copy[:10] == bytes(10)
         raise RuntimeError
 
     assert not list(folder.iterdir())

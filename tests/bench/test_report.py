@@ -11,6 +11,7 @@ from colibri_bench.picture import size_label
 from colibri_bench.plots import plot_results
 from colibri_bench.report_page import make_page
 from colibri_bench.results import Results, save_results
+from colibri_bench.token_time import SHARES
 from colibri_format import UsageError
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -29,14 +30,20 @@ CACHE = [
     for p in ("lru", "belady") for s in (0.1, 0.5)
 ]  # fmt: skip
 TIMELINE = [
-    {"kind": "read", "layer": 0, "start_ms": 0.0, "end_ms": 2.0, "layer_start_ms": 0.0},
-    {"kind": "compute", "layer": 0, "start_ms": 2.0, "end_ms": 3.0, "layer_start_ms": 0.0},
-]
+    {"limit": "50%", "kind": kind, "layer": layer, "start_ms": 4.0 * layer + start,
+     "end_ms": 4.0 * layer + end, "is_prefetch": kind == "read" and layer == 1}
+    for layer in range(4)
+    for kind, start, end in (("attention", 0.0, 1.0), ("read", 0.5, 3.0), ("read", 0.6, 3.0),
+                             ("wait", 1.0, 3.0), ("check", 3.0, 3.2), ("experts", 3.2, 4.0))
+]  # fmt: skip
+TOKENS = [{"limit": "50%", **dict.fromkeys(SHARES, 2.0), "total": 14.0}]
 ALL = {"io": IO, "decode": DECODE, "cache": CACHE, "timeline": TIMELINE}
 
 
 def results(kind, rows=None, **changes):
     values = {"kind": kind, "command": ["colibri", "bench", kind], "machine": {"cpu": "x <b>"}}
+    if kind == "timeline":
+        values["extra"] = {"tokens": TOKENS if rows is None else []}
     return Results(**(values | {"rows": ALL[kind] if rows is None else rows} | changes))
 
 
@@ -49,7 +56,7 @@ def pictures():
 @pytest.mark.parametrize(
     ("kind", "names"),
     [("io", ["io-by-block-size", "io-by-depth"]), ("decode", ["decode-by-limit"]),
-     ("cache", ["hits-by-size"]), ("timeline", ["timeline"])],
+     ("cache", ["hits-by-size"]), ("timeline", ["token-time", "timeline-50"])],
 )  # fmt: skip
 def test_each_kind_has_its_pictures(kind, names, pictures):
     plots = pictures[kind]
@@ -105,7 +112,7 @@ def test_page_needs_nothing_from_elsewhere(pictures):
     parsed = _Page()
     parsed.feed(page)
 
-    assert len(parsed.sources) == 5
+    assert len(parsed.sources) == 6
     assert all(source.startswith("data:image/svg+xml;base64,") for source in parsed.sources)
     assert not {"script", "link"} & set(parsed.tags)
 
@@ -129,7 +136,7 @@ def test_command_writes_plots_and_page(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 0
 
     printed = capsys.readouterr().out.split()
-    assert len(printed) == 5
+    assert len(printed) == 7
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 

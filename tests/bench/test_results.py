@@ -1,5 +1,6 @@
 """Results on disk, and what is said of the machine they come from."""
 
+import errno
 import json
 import os
 
@@ -8,14 +9,18 @@ import pytest
 
 from colibri_bench.errors import BenchError
 from colibri_bench.machine_facts import describe_disk, describe_machine
-from colibri_bench.results import Results, load_results, save_results
+from colibri_bench.results import ResultKeeper, Results, load_results, save_results
 from colibri_format import StorageError
 
 
 def results(**changes):
     values = {
         "kind": "io", "command": ["colibri", "bench", "io"], "machine": {"cpu": "x"},
-        "rows": [{"engine": "uring", "gb_s": 2.5}, {"engine": "mmap", "gb_s": None}],
+        "rows": [
+            {"engine": e, "block_bytes": 4096, "depth": d, "gb_per_s": 2.5, "slowest": 2.0,
+             "fastest": 3.0}
+            for e, d in (("uring", 4), ("mmap", None))
+        ],
         "notes": ["cold"], "is_complete": False,
     }  # fmt: skip
     return Results(**(values | changes))
@@ -54,7 +59,12 @@ def test_folder_that_cannot_be_made_is_told(tmp_path):
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"colibri_bench": 2}', '{"colibri_bench": 1, "kind": "io", "rows": [1]}',
-     '{"colibri_bench": 1, "kind": "other", "rows": []}'],
+     '{"colibri_bench": 1, "kind": "other", "rows": []}', "[" * 100_000,
+     '{"colibri_bench": 1, "kind": "io", "rows": [], "machine": []}',
+     '{"colibri_bench": 1, "kind": "io", "rows": [], "notes": "none"}',
+     '{"colibri_bench": 1, "kind": "io", "rows": [], "extra": 3}',
+     '{"colibri_bench": 1, "kind": "timeline", "rows": [], "extra": {"tokens": [{}]}}',
+     '{"colibri_bench": 1, "kind": "cache", "rows": [{"policy": "a", "share": NaN}]}'],
 )  # fmt: skip
 def test_other_files_are_refused(tmp_path, text):
     path = tmp_path / "other.json"
@@ -64,6 +74,53 @@ def test_other_files_are_refused(tmp_path, text):
         load_results(path)
 
     assert caught.value.code == "bad-results"
+
+
+def test_results_of_another_version_are_named(tmp_path):
+    path = tmp_path / "io.json"
+    path.write_text('{"colibri_bench": 7, "kind": "io", "rows": []}')
+
+    with pytest.raises(BenchError, match="is of version 7; this program knows 1"):
+        load_results(path)
+
+
+@pytest.mark.parametrize("value", ["9", float("nan"), float("inf"), 1e300, True, [], None])
+@pytest.mark.parametrize("name", ["gb_per_s", "block_bytes", "fastest"])
+def test_rows_that_no_picture_can_be_made_of_are_refused(name, value, tmp_path):
+    rows = [{**results().rows[0], name: value}]
+    save_results(results(rows=rows), tmp_path)
+
+    with pytest.raises(BenchError) as caught:
+        load_results(tmp_path / "io.json")
+    assert caught.value.code == "bad-results"
+    assert f"as {name}" in str(caught.value)
+
+
+def test_keeper_tells_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StorageError):
+        ResultKeeper(tmp_path / "file", print)
+
+
+def test_a_save_that_fails_ends_no_measurement(tmp_path, monkeypatch):
+    told = []
+    keeper = ResultKeeper(tmp_path / "out", told.append)
+
+    def refuse(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("colibri_bench.results._replace", refuse)
+        keeper.save(results())
+        with pytest.raises(StorageError) as caught:
+            keeper.finish()
+    assert caught.value.errno == errno.ENOSPC
+    assert "No space left" in told[0]
+
+    keeper.save(results())
+    keeper.finish()
+    assert (tmp_path / "out/io.json").exists()
 
 
 def test_missing_results_are_told(tmp_path):

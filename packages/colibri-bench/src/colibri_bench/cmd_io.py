@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from colibri_format import ColibriError, StorageError, UsageError, parse_size
-from colibri_format.command import EXIT_OK, run_command
+from colibri_format.command import (
+    EXIT_DATA,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    ends_like_interrupt,
+    run_command,
+)
+from colibri_runtime.disk_files import direct_alignment
 
-from .io_files import Blocks, blocks_of, copies_in_memory, synthetic_file
+from .io_files import blocks_of, copies_in_memory, synthetic_file
 from .io_plan import (
     Extent,
     IoRow,
@@ -26,7 +35,7 @@ from .io_plan import (
     Way,
     order_ways,
     parse_sizes,
-    plan_blocks,
+    plan_sizes,
     plan_ways,
     share_out,
     summarise,
@@ -36,30 +45,39 @@ from .io_run import MAX_DEPTH, read_extents
 from .machine_facts import describe_machine
 from .page_cache import drop_caches
 from .picture import size_label
-from .results import Results, save_results
+from .results import ResultKeeper, Results
 from .throttle import throttled
 
 ENGINES: Final = (
     "mmap", "mmap willneed", "mmap random", "buffered", "threads", "aio", "uring", "tmpfs"
 )  # fmt: skip
 _SIZES: Final = "64K,1M,3.5M,8M"
+_QUICK_SIZES: Final = "1M,3.5M"
 _FIRST, _AGAIN = "first", "re-read"
 
 
 @dataclass(slots=True)
 class _Bench:
-    """What is read, how much of it, and what came of it."""
+    """What is read, how much of it, and what came of it.
+
+    `shares` are for each block size what each way reads in each round; `paths` the files by volume,
+    `memory` their copies.
+    """
 
     ways: list[Way]
     n_rounds: int
     most_bytes: int
     console: Console
+    throttle: int | None = None
+    group: str = ""
+    shares: dict[int, list[list[Extent]]] = field(default_factory=dict)
+    paths: list[Path] = field(default_factory=list)
+    memory: list[Path] = field(default_factory=list)
+    token_bytes: int | None = None
+    alignment: tuple[int, int] | None = None
     readings: list[Reading] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     states: set[str] = field(default_factory=set)
-    n_done: int = 0
-    n_all: int = 0
-    started: float = field(default_factory=time.monotonic)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,39 +87,57 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> int:
     arguments = _parser().parse_args(argv)
-    if arguments.quick:
-        arguments.rounds, arguments.bytes = 1, 48 * 2**20
-        arguments.depths = arguments.depths[-1:]
+    _settle(arguments)
     engines = arguments.engines.split(",")
     unknown = sorted(set(engines) - set(ENGINES))
     if unknown:
         raise UsageError(
             "bad-option", "--engines", f"{', '.join(unknown)}", f"some of {','.join(ENGINES)}"
         )
-    bench = _Bench(
-        plan_ways(engines, arguments.depths),
-        arguments.rounds,
-        arguments.bytes,
-        Console(stderr=True, highlight=False),
-    )
-    is_complete = True
-    token_bytes = None
+    console = Console(stderr=True, highlight=False, markup=False)
+    keeper = ResultKeeper(arguments.out, lambda text: console.print(text, soft_wrap=True))
+    ways = plan_ways(engines, arguments.depths)
+    bench = _Bench(ways, arguments.rounds, arguments.bytes, console, arguments.throttle)
     with ExitStack() as stack:
+        stack.enter_context(ends_like_interrupt())
+        bar = stack.enter_context(_progress(console))
         if arguments.file is None:
-            path = stack.enter_context(synthetic_file(arguments.folder, arguments.synthetic))
-            sources = [
-                (size, Blocks([path], plan_blocks(arguments.synthetic, size), None))
-                for size in parse_sizes(arguments.sizes)
-            ]
+            layers = plan_sizes(arguments.synthetic, parse_sizes(arguments.sizes))
+            path = arguments.folder
         else:
             path = arguments.file
             blocks = blocks_of(path, arguments.volume)
-            sources, token_bytes = [(blocks.largest, blocks)], blocks.token_bytes
-        memory = [path]
+            layers = [(blocks.largest, blocks.layers)]
+            bench.paths, bench.token_bytes = blocks.paths, blocks.token_bytes
+        n_shares = len(ways) * arguments.rounds
+        # Before anything is written: it may be too little.
+        bench.shares = {
+            size: share_out(of_size, n_shares, arguments.bytes, seed=size)
+            for size, of_size in layers
+        }
+        if arguments.file is None:
+            task = bar.add_task("making a file to read", total=arguments.synthetic)
+            path = stack.enter_context(
+                synthetic_file(
+                    arguments.folder,
+                    arguments.synthetic,
+                    lambda done, _: bar.update(task, completed=done),
+                )
+            )
+            bench.paths = [path]
+        bench.memory = bench.paths
         if "tmpfs" in engines:
-            memory = stack.enter_context(copies_in_memory(sources[0][1].paths))
+            read = [
+                extent
+                for shares in bench.shares.values()
+                for number in range(arguments.rounds)
+                for extent in shares[number * len(ways) + ways.index(Way("tmpfs"))]
+            ]
+            bench.memory = stack.enter_context(copies_in_memory(bench.paths, read))
+        bar.stop()
         if arguments.throttle is not None:
-            stack.enter_context(throttled(path, arguments.throttle))
+            bench.group = stack.enter_context(throttled(path, arguments.throttle))
+        bench.alignment = _alignment(path)
         machine = describe_machine(path).as_dict()
         command = ["colibri", "bench", "io", *(sys.argv[2:] if argv is None else argv)]
 
@@ -112,66 +148,110 @@ def _main(argv: Sequence[str] | None) -> int:
                 command=command,
                 machine=machine,
                 rows=[row.as_dict() for row in rows],
-                notes=_notes(bench, arguments.throttle, verdict(rows, token_bytes=token_bytes)),
+                notes=_notes(bench, rows),
                 is_complete=is_complete,
                 extra={"source": "made-up file" if arguments.file is None else str(path)},
             )
 
-        bench.n_all = len(sources) * bench.n_rounds * len(bench.ways)
-        bench.started = time.monotonic()
-        try:
-            for size, blocks in sources:
-                _measure(bench, size, blocks, memory)
-                # After each size: whatever ends this, what was measured is there.
-                if arguments.out is not None:
-                    save_results(results(is_complete=size == sources[-1][0]), arguments.out)
-        except KeyboardInterrupt:
-            if not bench.readings:
-                raise
-            is_complete = False
+        is_complete = _measure(bench, lambda: keeper.save(results(is_complete=False)))
     final = results(is_complete=is_complete)
-    if arguments.out is not None:
-        save_results(final, arguments.out)
+    keeper.save(final)
     if arguments.json:
         print(json.dumps(final.as_dict()))
-        return EXIT_OK
-    _print(summarise(bench.readings), final.notes)
-    return EXIT_OK
+    else:
+        _print(summarise(bench.readings), final.notes)
+    keeper.finish()
+    if not is_complete:
+        return EXIT_INTERRUPTED
+    return EXIT_OK if bench.readings else EXIT_DATA
 
 
-def _notes(bench: _Bench, throttle: int | None, words: Sequence[str]) -> list[str]:
-    notes = [f"before each reading: {'; '.join(sorted(bench.states))}"]
-    if throttle is not None:
-        notes.append(f"the disk was held to {throttle / 1e6:.0f} MB/s for every way")
-    return [*notes, *(f"{name}: {why}" for name, why in bench.refused.items()), *words]
+def _settle(arguments: argparse.Namespace) -> None:
+    """Fills in what was left to us: quick runs read less, of fewer sizes."""
+    if arguments.quick:
+        arguments.rounds = 5
+        arguments.depths = arguments.depths[-1:]
+    for name, value, quick in (
+        ("synthetic", 8 * 2**30, 3 * 2**30),
+        ("sizes", _SIZES, _QUICK_SIZES),
+        ("bytes", 256 * 2**20, 32 * 2**20),
+    ):
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, quick if arguments.quick else value)
 
 
-def _measure(bench: _Bench, size: int, blocks: Blocks, memory: list[Path]) -> None:
-    n_shares = len(bench.ways) * bench.n_rounds
-    shares = share_out(blocks.layers, n_shares, bench.most_bytes, seed=size)
-    for number in range(bench.n_rounds):
-        for place, way in order_ways(bench.ways, number):
-            share = shares[number * len(bench.ways) + place]
-            for reading in _read_twice(bench, number, size, way, share, blocks.paths, memory):
-                bench.readings.append(reading)
-            bench.n_done += 1
-            bench.console.print(
-                f"{bench.n_done}/{bench.n_all}: {size_label(size)}, {way.name}: "
-                f"{_told(bench, way)}; {_left_s(bench):.0f} s left"
-            )
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
+               TimeRemainingColumn())  # fmt: skip
+    return Progress(*columns, console=console, transient=True)
+
+
+def _alignment(path: Path) -> tuple[int, int] | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = direct_alignment(fd)
+    finally:
+        os.close(fd)
+    return None if found is None or not found.offset else (found.offset, found.memory)
+
+
+def _notes(bench: _Bench, rows: Sequence[IoRow]) -> list[str]:
+    notes = verdict(
+        rows, token_bytes=bench.token_bytes, throttle=bench.throttle, alignment=bench.alignment
+    )
+    # What is wrong stands first.
+    place = sum(note.startswith("NOT ") for note in notes)
+    states = [f"before each reading: {'; '.join(sorted(bench.states))}"]
+    if bench.throttle is not None:
+        states.append(
+            f"the disk was held to {bench.throttle / 1e6:.0f} MB/s for every way by {bench.group}"
+        )
+    states += [f"{name}: {why}" for name, why in bench.refused.items()]
+    return [*notes[:place], *states, *notes[place:]]
+
+
+def _measure(bench: _Bench, save: Callable[[], object]) -> bool:
+    """Whether all was read. Rounds are outermost, so that each size has some when this is
+    interrupted, and so that the spread over rounds is one over the whole time."""
+    n_all = len(bench.shares) * bench.n_rounds * len(bench.ways)
+    started = time.monotonic()
+    n_done = 0
+    try:
+        for number in range(bench.n_rounds):
+            for size, shares in bench.shares.items():
+                for place, way in order_ways(bench.ways, number):
+                    share = shares[number * len(bench.ways) + place]
+                    for reading in _read_twice(bench, number, size, way, share):
+                        bench.readings.append(reading)
+                    n_done += 1
+                    left = (time.monotonic() - started) / n_done * (n_all - n_done)
+                    bench.console.print(
+                        f"{n_done}/{n_all}: round {number + 1}, {size_label(size)}, {way.name}: "
+                        f"{_told(bench, way)}; {left:.0f} s left"
+                    )
+                # Whatever ends this, what was measured is there.
+                save()
+    except KeyboardInterrupt:
+        if not bench.readings:
+            raise
+        bench.console.print(f"interrupted after {n_done} of {n_all}: what there is")
+        return False
+    return True
 
 
 def _read_twice(
-    bench: _Bench, number: int, size: int, way: Way, share: list[Extent],
-    paths: list[Path], memory: list[Path],
-) -> Iterator[Reading]:  # fmt: skip
+    bench: _Bench, number: int, size: int, way: Way, share: list[Extent]
+) -> Iterator[Reading]:
     """The first reading ever of a share, and the same again; both after the cache was emptied."""
     is_memory = way.engine == "tmpfs"
     for phase in (_FIRST, _AGAIN):
         if not is_memory:
-            bench.states.add(drop_caches(*paths).how)
+            bench.states.add(drop_caches(*bench.paths).how)
         try:
-            timed = read_extents(way, memory if is_memory else paths, share)
+            timed = read_extents(way, bench.memory if is_memory else bench.paths, share)
         except (StorageError, UsageError) as error:
             bench.refused[way.engine] = str(error)
             return
@@ -181,11 +261,6 @@ def _read_twice(
             n_major_faults=timed.n_major_faults, disk_bytes=timed.disk_bytes, mode=timed.mode,
             reason=timed.reason,
         )  # fmt: skip
-
-
-def _left_s(bench: _Bench) -> float:
-    spent = time.monotonic() - bench.started
-    return spent / bench.n_done * (bench.n_all - bench.n_done)
 
 
 def _told(bench: _Bench, way: Way) -> str:
@@ -269,15 +344,16 @@ def _parser() -> argparse.ArgumentParser:
         help="a folder with a volume of a striped file; repeatable",
     )  # fmt: skip
     parser.add_argument(
-        "--synthetic", type=_bytes, default=8 * 2**30, metavar="SIZE",
-        help="without a file: make one of this size, and remove it (default: 8G)",
+        "--synthetic", type=_bytes, metavar="SIZE",
+        help="without a file: make one of this size, and remove it (default: 8G, quick 3G)",
     )  # fmt: skip
     parser.add_argument(
         "--folder", type=Path, default=Path.cwd(), metavar="DIR", help="where it is made (here)"
     )
     parser.add_argument(
-        "--sizes", default=_SIZES, metavar="LIST", help=f"its block sizes (default: {_SIZES})"
-    )
+        "--sizes", metavar="LIST",
+        help=f"block sizes, each in a part of its own (default: {_SIZES}, quick {_QUICK_SIZES})",
+    )  # fmt: skip
     parser.add_argument(
         "--engines", default=",".join(ENGINES), metavar="LIST", help="default: %(default)s"
     )
@@ -287,15 +363,16 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--rounds", type=_count, default=3, metavar="N", help="default: 3")
     parser.add_argument(
-        "--bytes", type=_bytes, default=256 * 2**20, metavar="SIZE",
-        help="read at most so much in one go (default: 256M)",
+        "--bytes", type=_bytes, metavar="SIZE",
+        help="read at most so much in one go (default: 256M, quick 32M)",
     )  # fmt: skip
     parser.add_argument(
         "--throttle", type=_bytes, metavar="RATE", help="hold the disk to so many bytes a second"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="one round of 48M at the largest depth: rough"
-    )
+        "--quick", action="store_true",
+        help="five rounds of little, at the largest depth: under a minute, and rough",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")
     parser.add_argument("--json", action="store_true", help="print all results as JSON")
     return parser

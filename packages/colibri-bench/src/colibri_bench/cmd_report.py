@@ -12,7 +12,8 @@ from colibri_format.command import EXIT_OK, run_command
 from .errors import BenchError
 from .plots import plot_results, save_plots
 from .report_page import make_page
-from .results import KINDS, load_results
+from .result_rows import KINDS
+from .results import load_results
 
 
 def main(argv: Sequence[str] | None = None) -> int:

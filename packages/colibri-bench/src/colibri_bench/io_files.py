@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,19 +94,30 @@ def synthetic_file(
 
 
 @contextmanager
-def copies_in_memory(paths: list[Path], folder: Path = SHARED_MEMORY) -> Iterator[list[Path]]:
-    """Copies of the files in tmpfs, removed afterwards.
+def copies_in_memory(
+    paths: Sequence[Path], extents: Sequence[Extent], folder: Path = SHARED_MEMORY
+) -> Iterator[list[Path]]:
+    """Copies of the files in tmpfs that hold their `extents`, and holes elsewhere; removed
+    afterwards.
 
     Raises:
-        StorageError: `disk-full` where they do not fit, before anything is copied.
+        StorageError: `disk-full` where they do not fit, before anything is copied, or what the
+            kernel refused.
     """
-    check_room(folder, sum(path.stat().st_size for path in paths))
-    made: list[Path] = []
+    check_room(folder, sum(extent.size for extent in extents))
+    made = [folder / f"colibri-io-{os.getpid()}-{number}" for number in range(len(paths))]
     try:
-        for number, path in enumerate(paths):
-            copy = folder / f"colibri-io-{os.getpid()}-{number}"
-            made.append(copy)
-            shutil.copyfile(path, copy)
+        for number, (path, copy) in enumerate(zip(paths, made, strict=True)):
+            of_file = [extent for extent in extents if extent.volume == number]
+            try:
+                with path.open("rb", buffering=0) as source, copy.open("xb", buffering=0) as target:
+                    target.truncate(path.stat().st_size)
+                    for extent in of_file:
+                        source.seek(extent.offset)
+                        target.seek(extent.offset)
+                        target.write(source.read(extent.size))
+            except OSError as error:
+                raise StorageError.of(error, copy, "copying what is to be read") from error
         yield made
     finally:
         for copy in made:

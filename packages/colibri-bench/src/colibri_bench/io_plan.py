@@ -14,6 +14,9 @@ EXPERTS_A_LAYER: Final = 64
 """Blocks of a made-up layer: reads are random within a layer, layer after layer."""
 
 PAGE: Final = 4096
+_THROTTLE_SLACK: Final = 1.3
+"""The kernel deals out a limit in slices of time; short readings may get a slice more."""
+
 _QUEUED: Final = ("uring", "aio", "threads")
 
 
@@ -59,7 +62,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IoRow:
-    """One way, block size and phase: medians over rounds; rates in 10^9 bytes a second."""
+    """One way, block size and phase: medians over rounds; rates in 10^9 bytes a second.
+
+    `from_disk` is the share of the bytes that the disk delivered, at most 1; `disk_gb_per_s` the
+    rate at which it delivered any, what was read ahead and not used as well.
+    """
 
     engine: str
     depth: int | None
@@ -75,6 +82,7 @@ class IoRow:
     cpu_s_per_gb: float
     major_faults: float
     from_disk: float
+    disk_gb_per_s: float
     n_rounds: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -113,11 +121,18 @@ def plan_ways(engines: Sequence[str], depths: Sequence[int]) -> list[Way]:
     ]
 
 
-def plan_blocks(file_bytes: int, block_bytes: int) -> list[list[Extent]]:
-    """The layers of a made-up model: as many blocks of one size as the file has room for."""
-    n_blocks = file_bytes // block_bytes
-    blocks = [Extent(number * block_bytes, block_bytes) for number in range(n_blocks)]
+def plan_blocks(n_bytes: int, block_bytes: int, start: int = 0) -> list[list[Extent]]:
+    """The layers of a made-up model: as many blocks of one size as `n_bytes` from `start` hold."""
+    n_blocks = n_bytes // block_bytes
+    blocks = [Extent(start + number * block_bytes, block_bytes) for number in range(n_blocks)]
     return [blocks[i : i + EXPERTS_A_LAYER] for i in range(0, n_blocks, EXPERTS_A_LAYER)]
+
+
+def plan_sizes(file_bytes: int, sizes: Sequence[int]) -> list[tuple[int, list[list[Extent]]]]:
+    """For each block size its layers, in a part of the file of its own: what was read in blocks of
+    one size is not read for the first time in blocks of another."""
+    part = file_bytes // len(sizes) // PAGE * PAGE
+    return [(size, plan_blocks(part, size, number * part)) for number, size in enumerate(sizes)]
 
 
 def share_out(
@@ -197,32 +212,51 @@ def summarise(readings: Sequence[Reading]) -> list[IoRow]:
                 cpu_s_per_gb=median(r.cpu_s / r.n_bytes * 1e9 for r in found),
                 major_faults=median(r.n_major_faults for r in found),
                 from_disk=median(min(1.0, r.disk_bytes / r.n_bytes) for r in found),
+                disk_gb_per_s=median(r.disk_bytes / r.seconds / 1e9 for r in found),
                 n_rounds=len(found),
             )
         )
     return rows
 
 
-def check_cold(rows: Sequence[IoRow]) -> list[str]:
-    """What is wrong with the figures: reads that no disk made, direct modes that are none."""
+def check_rows(rows: Sequence[IoRow], throttle: int | None = None) -> list[str]:
+    """What is wrong with the figures: reads that no disk made, direct modes that are none, rates
+    above the `throttle` in bytes a second."""
     warm = sorted({row.engine for row in rows if row.engine != "tmpfs" and row.from_disk < 0.5})
     notes = []
     if warm:
         notes.append(
             f"NOT COLD: less than half of what {', '.join(warm)} read came from the disk; these "
-            "are figures of the page cache"
+            "are figures of the page cache. Run as root, or read more than memory holds"
         )
     buffered = sorted({r.engine for r in rows if r.engine in _QUEUED and r.mode != "direct"})
     if buffered:
         notes.append(f"NOT DIRECT: {', '.join(buffered)} read through the page cache")
+    if throttle is not None:
+        most = _THROTTLE_SLACK * throttle / 1e9
+        above = [r for r in rows if r.engine != "tmpfs" and r.disk_gb_per_s > most]
+        if above:
+            worst = max(above, key=lambda row: row.disk_gb_per_s)
+            names = ", ".join(sorted({row.engine for row in above}))
+            notes.append(
+                f"NOT THROTTLED: {names} got up to {worst.disk_gb_per_s:.2f} GB/s from a disk that "
+                f"was to give {throttle / 1e9:.2f}"
+            )
     return notes
 
 
 def verdict(
-    rows: Sequence[IoRow], *, token_bytes: int | None = None, default_depth: int | None = None
+    rows: Sequence[IoRow],
+    *,
+    token_bytes: int | None = None,
+    throttle: int | None = None,
+    alignment: tuple[int, int] | None = None,
 ) -> list[str]:
-    """In words: what to choose, what alignment has to do with it, and what bounds a model here."""
-    notes = check_cold(rows)
+    """In words: what is wrong, what to choose, and what bounds a model here.
+
+    `alignment` is what direct reads need: multiples of so much in the file and in memory.
+    """
+    notes = check_rows(rows, throttle)
     later = [row for row in rows if row.phase == "re-read"] or list(rows)
     disk = [row for row in later if row.engine != "tmpfs"]
     if not disk:
@@ -240,6 +274,13 @@ def verdict(
         f"{largest / 2**20:.2f} MiB, {cheapest.cpu_s_per_gb:.3f} CPU s/GB (within 5 % of the best, "
         "least work)"
     )
+    if alignment is not None:
+        in_file, in_memory = alignment
+        notes.append(
+            f"alignment: direct reads need offsets at multiples of {in_file} and addresses at "
+            f"{in_memory}; blocks that start at multiples of "
+            f"{max(PAGE, in_file)} (colibri repack --block-size) suit this disk"
+        )
     smallest = min(row.block_bytes for row in disk)
     if smallest < largest:
         small = max((r for r in disk if r.block_bytes == smallest), key=lambda r: r.gb_per_s)

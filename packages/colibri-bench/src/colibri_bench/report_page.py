@@ -114,20 +114,23 @@ def _cell(value: object) -> str:
 
 def _machine(facts: dict[str, Any]) -> str:
     memory = facts.get("memory_bytes")
-    disk = facts.get("disk") or {}
+    disk, packages = facts.get("disk"), facts.get("packages")
+    disk = disk if isinstance(disk, dict) else {}
+    packages = packages if isinstance(packages, dict) else {}
+    features = facts.get("cpu_features")
     entries = {
         "system": facts.get("system"),
         "processor": facts.get("cpu"),
         "processors": facts.get("n_cpus"),
-        "features": ", ".join(facts.get("cpu_features") or ()),
-        "memory": f"{memory / 2**30:.1f} GiB" if memory else None,
+        "features": ", ".join(map(str, features)) if isinstance(features, list | tuple) else None,
+        "memory": f"{memory / 2**30:.1f} GiB" if isinstance(memory, int) else None,
         "disk": ", ".join(
             str(disk[key])
             for key in ("device", "model", "file_system", "scheduler")
             if disk.get(key)
         ),
         "python": facts.get("python"),
-        "packages": ", ".join(f"{k} {v}" for k, v in (facts.get("packages") or {}).items()),
+        "packages": ", ".join(f"{k} {v}" for k, v in packages.items()),
     }
     lines = "".join(
         f"<dt>{html.escape(name)}<dd>{html.escape(str(value))}"

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from colibri_format import StorageError
+from colibri_format import StorageError, format_size
 
 from .errors import BenchError
+from .result_rows import find_fault
 
 VERSION: Final = 1
-KINDS: Final = ("io", "decode", "cache", "timeline")
+_MOST_BYTES: Final = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,25 +143,36 @@ def load_results(path: Path) -> Results:
         StorageError: it cannot be read.
     """
     try:
-        record = json.loads(path.read_bytes())
+        size = path.stat().st_size
+        text = path.read_bytes() if size <= _MOST_BYTES else b""
     except OSError as error:
         raise StorageError.of(error, path, "reading results") from error
-    except ValueError as error:
-        raise _bad(path, f"is no JSON: {error}") from error
-    if not isinstance(record, dict) or record.get("colibri_bench") != VERSION:
-        raise _bad(path, "does not say that it holds results of this version")
-    rows: list[dict[str, Any]] = record.get("rows") or []
-    is_table = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
-    if record.get("kind") not in KINDS or not is_table:
-        raise _bad(path, "has no known kind or no rows")
+    if size > _MOST_BYTES:
+        raise _bad(path, f"has {format_size(size)}; results have far less")
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _bad(path, f"is no JSON: {str(error)[:80]}") from error
+    if not isinstance(record, dict) or "colibri_bench" not in record:
+        raise _bad(path, "does not say that it holds results of colibri bench")
+    if record["colibri_bench"] != VERSION:
+        raise _bad(
+            path, f"is of version {str(record['colibri_bench'])[:20]}; this program knows {VERSION}"
+        )
+    rows, extra = record.get("rows", []), record.get("extra", {})
+    if fault := find_fault(record.get("kind"), rows, extra):
+        raise _bad(path, fault)
+    for name, kind in (("machine", dict), ("command", list), ("notes", list)):
+        if not isinstance(record.get(name, kind()), kind):
+            raise _bad(path, f"its {name} is no {'object' if kind is dict else 'list'}")
     return Results(
         kind=record["kind"],
-        command=record.get("command", []),
+        command=[str(part) for part in record.get("command", [])],
         machine=record.get("machine", {}),
         rows=rows,
-        notes=record.get("notes", []),
+        notes=[str(note) for note in record.get("notes", [])],
         is_complete=bool(record.get("is_complete", True)),
-        extra=record.get("extra", {}),
+        extra=extra,
         made_at=str(record.get("made_at", "")),
     )
 

@@ -12,8 +12,8 @@ from colibri_format import StorageError
 
 
 @contextmanager
-def throttled(file: Path, bytes_per_second: int, root: Path = Path("/")) -> Iterator[None]:
-    """Within the context this process reads the disk of `file` no faster.
+def throttled(file: Path, bytes_per_second: int, root: Path = Path("/")) -> Iterator[str]:
+    """Within the context this process reads the disk of `file` no faster; yields by what means.
 
     Version 1 (`blkio.throttle.read_bps_device`) or 2 (`io.max`); the process enters a group of its
     own and returns to its old one.
@@ -22,7 +22,7 @@ def throttled(file: Path, bytes_per_second: int, root: Path = Path("/")) -> Iter
         StorageError: `no-cgroup` with what is missing.
     """
     device = _disk_number(file, root)
-    parent, is_v1 = _parent(root)
+    parent, home, is_v1 = _parent(root)
     group = parent / f"colibri-io-{os.getpid()}"
     try:
         group.mkdir()
@@ -39,10 +39,10 @@ def throttled(file: Path, bytes_per_second: int, root: Path = Path("/")) -> Iter
             (group / "cgroup.procs").write_text(str(os.getpid()))
         except OSError as error:
             raise _unavailable(group, f"takes no limit on {device}: {error.strerror}") from error
-        yield
+        yield f"{'blkio.throttle.read_bps_device' if is_v1 else 'io.max'} of {device}"
     finally:
         with contextlib.suppress(OSError):
-            (parent / "cgroup.procs").write_text(str(os.getpid()))
+            (home / "cgroup.procs").write_text(str(os.getpid()))
         with contextlib.suppress(OSError):
             group.rmdir()
 
@@ -59,17 +59,29 @@ def _disk_number(file: Path, root: Path) -> str:
     return (disk / "dev").read_text().strip()
 
 
-def _parent(root: Path) -> tuple[Path, bool]:
-    v1 = root / "sys/fs/cgroup/blkio"
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+def _parent(root: Path) -> tuple[Path, Path, bool]:
+    """Where a group can be made, the group this process is in, and whether they are version 1."""
+    v1, v2 = root / "sys/fs/cgroup/blkio", root / "sys/fs/cgroup"
+    unified = ""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError as error:
+        raise _unavailable(root / "proc/self/cgroup", str(error.strerror)) from error
+    for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if "blkio" in controllers.split(",") and v1.is_dir():
             inside = v1 / path.strip("/")
-            return (inside if inside.is_dir() else v1), True
-    v2 = root / "sys/fs/cgroup"
-    controllers_file = v2 / "cgroup.controllers"
-    if controllers_file.exists() and "io" in controllers_file.read_text().split():
-        return v2, False
+            home = inside if inside.is_dir() else v1
+            return home, home, True
+        if not controllers:
+            unified = path.strip("/")
+    try:
+        offered = (v2 / "cgroup.controllers").read_text().split()
+    except OSError:
+        offered = []
+    if "io" in offered:
+        # A group with processes in it may not share out I/O to groups below it: at the top.
+        return v2, (v2 / unified if (v2 / unified).is_dir() else v2), False
     raise _unavailable(v2, "no block I/O controller is mounted")
 
 
@@ -79,5 +91,6 @@ def _unavailable(where: Path, found: str) -> StorageError:
         where,
         found,
         "a block I/O cgroup (version 1 or 2) in which groups can be made",
-        "run as root on a system that mounts one, or measure without --throttle",
+        "run as root where one is mounted (mount -t cgroup -o blkio cgroup /sys/fs/cgroup/blkio, "
+        "or version 2 with +io in cgroup.subtree_control), or measure without --throttle",
     )

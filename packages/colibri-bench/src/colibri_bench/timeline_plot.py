@@ -20,11 +20,12 @@ _LOOKS: Final = {
 }
 _LANES: Final = (("attention", "router", "dense"), ("experts",), ("check",), ("wait",))
 _N_ZOOMED: Final = 3
+_MOST_LIMITS: Final = 12
 
 
 def plot_timelines(rows: Rows) -> list[Plot]:
     """For each limit its token, whole and some layers of it enlarged; no rows, no pictures."""
-    limits = list(dict.fromkeys(row["limit"] for row in rows))
+    limits = list(dict.fromkeys(row["limit"] for row in rows))[:_MOST_LIMITS]
     return [_timeline(limit, [r for r in rows if r["limit"] == limit]) for limit in limits]
 
 
@@ -72,7 +73,7 @@ def _timeline(limit: str, rows: Rows) -> Plot:
     part.set_xlim(left, right)
     whole.axvspan(left, right, color="#eeeeee", zorder=0)
     for layer, start in _layer_starts(rows).items():
-        if left <= start <= right:
+        if left <= start < right:
             part.text(
                 start, 1.01, f"layer {layer}", fontsize=7, transform=part.get_xaxis_transform()
             )
@@ -107,7 +108,7 @@ def _draw(axes: Any, rows: Rows, reads: Rows, heights: Sequence[int]) -> None:
             spans = [
                 (r["start_ms"], r["end_ms"] - r["start_ms"])
                 for r, height in zip(reads, heights, strict=True)
-                if height == place and bool(r["is_prefetch"]) == is_ahead
+                if height == place and bool(r.get("is_prefetch")) == is_ahead
             ]
             if spans:
                 axes.broken_barh(
