@@ -15,6 +15,7 @@ _COMMANDS: Final = {
     "cache": ("cmd_cache", "what room for experts brings, on a recorded routing trace"),
     "io": ("cmd_io", "how fast blocks are read, by every way to read"),
     "decode": ("cmd_decode", "tokens a second under memory limits, and against llama.cpp"),
+    "compare": ("cmd_compare", "whether two results agree within their spreads"),
     "report": ("cmd_report", "the results in a folder as plots and one HTML page"),
     "model": ("cmd_model", "writes a synthetic model to measure with"),
 }
