@@ -236,7 +236,7 @@ def test_throttle_that_the_kernel_refuses_leaves_no_group(tmp_path, monkeypatch)
 def run_io(monkeypatch, *options):
     # The page cache of the machine is no test's to empty.
     state = CacheState(False, "not dropped")
-    monkeypatch.setattr("colibri_bench.cmd_io.drop_caches", lambda *files: state)
+    monkeypatch.setattr("colibri_bench.io_bench.drop_caches", lambda *files: state)
     return main(["io", *map(str, options)])
 
 

@@ -111,7 +111,8 @@ def _settle(arguments: argparse.Namespace) -> None:
     """Fills in what was left to us: quick runs are fewer and shorter."""
     limits = _LIMITS
     if arguments.quick:
-        arguments.rounds, arguments.warm, arguments.tokens = 4, 4, 8
+        arguments.rounds = 4 if arguments.peer is None else 3
+        arguments.warm, arguments.tokens = 4, 8
         limits = _QUICK_LIMITS if arguments.peer is None else _QUICK_LIMITS_WITH_PEER
     if arguments.budgets is None:
         arguments.budgets = limits
@@ -366,7 +367,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true",
-        help=f"four rounds of 8 tokens at {_QUICK_LIMITS} ({_QUICK_LIMITS_WITH_PEER} with a peer): "
+        help=f"four rounds of 8 tokens at {_QUICK_LIMITS} (with a peer three at "
+        f"{_QUICK_LIMITS_WITH_PEER}): "
         "under a minute with a model of 4 GB, and rough".replace("%", "%%"),
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")

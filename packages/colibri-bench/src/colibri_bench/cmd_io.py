@@ -6,10 +6,8 @@ import argparse
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from colibri_format import ColibriError, StorageError, UsageError, parse_size
+from colibri_format import ColibriError, UsageError, parse_size
 from colibri_format.command import (
     EXIT_DATA,
     EXIT_INTERRUPTED,
@@ -27,13 +25,11 @@ from colibri_format.command import (
 )
 from colibri_runtime.disk_files import direct_alignment
 
+from .io_bench import THROTTLED_S, IoBench, measure
 from .io_files import blocks_of, copies_in_memory, synthetic_file
 from .io_plan import (
-    Extent,
     IoRow,
-    Reading,
     Way,
-    order_ways,
     parse_sizes,
     plan_sizes,
     plan_ways,
@@ -41,9 +37,8 @@ from .io_plan import (
     summarise,
     verdict,
 )
-from .io_run import MAX_DEPTH, read_extents
+from .io_run import MAX_DEPTH
 from .machine_facts import describe_machine
-from .page_cache import drop_caches
 from .picture import size_label
 from .results import ResultKeeper, Results
 from .throttle import throttled
@@ -53,31 +48,6 @@ ENGINES: Final = (
 )  # fmt: skip
 _SIZES: Final = "64K,1M,3.5M,8M"
 _QUICK_SIZES: Final = "1M,3.5M"
-_FIRST, _AGAIN = "first", "re-read"
-
-
-@dataclass(slots=True)
-class _Bench:
-    """What is read, how much of it, and what came of it.
-
-    `shares` are for each block size what each way reads in each round; `paths` the files by volume,
-    `memory` their copies.
-    """
-
-    ways: list[Way]
-    n_rounds: int
-    most_bytes: int
-    console: Console
-    throttle: int | None = None
-    group: str = ""
-    shares: dict[int, list[list[Extent]]] = field(default_factory=dict)
-    paths: list[Path] = field(default_factory=list)
-    memory: list[Path] = field(default_factory=list)
-    token_bytes: int | None = None
-    alignment: tuple[int, int] | None = None
-    readings: list[Reading] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    states: set[str] = field(default_factory=set)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +67,7 @@ def _main(argv: Sequence[str] | None) -> int:
     console = Console(stderr=True, highlight=False, markup=False)
     keeper = ResultKeeper(arguments.out, lambda text: console.print(text, soft_wrap=True))
     ways = plan_ways(engines, arguments.depths)
-    bench = _Bench(ways, arguments.rounds, arguments.bytes, console, arguments.throttle)
+    bench = IoBench(ways, arguments.rounds, console, arguments.throttle)
     with ExitStack() as stack:
         stack.enter_context(ends_like_interrupt())
         bar = stack.enter_context(_progress(console))
@@ -111,10 +81,12 @@ def _main(argv: Sequence[str] | None) -> int:
             bench.paths, bench.token_bytes = blocks.paths, blocks.token_bytes
         n_shares = len(ways) * arguments.rounds
         # Before anything is written: it may be too little.
-        bench.shares = {
-            size: share_out(of_size, n_shares, arguments.bytes, seed=size)
-            for size, of_size in layers
-        }
+        for size, of_size in layers:
+            if arguments.throttle is None:
+                shares = share_out(of_size, n_shares, arguments.bytes, seed=size)
+            else:
+                shares = share_out(of_size, 1, arguments.bytes, seed=size) * n_shares
+            bench.shares[size] = shares
         if arguments.file is None:
             task = bar.add_task("making a file to read", total=arguments.synthetic)
             path = stack.enter_context(
@@ -127,13 +99,13 @@ def _main(argv: Sequence[str] | None) -> int:
             bench.paths = [path]
         bench.memory = bench.paths
         if "tmpfs" in engines:
-            read = [
+            read = {
                 extent
                 for shares in bench.shares.values()
                 for number in range(arguments.rounds)
                 for extent in shares[number * len(ways) + ways.index(Way("tmpfs"))]
-            ]
-            bench.memory = stack.enter_context(copies_in_memory(bench.paths, read))
+            }
+            bench.memory = stack.enter_context(copies_in_memory(bench.paths, list(read)))
         bar.stop()
         if arguments.throttle is not None:
             bench.group = stack.enter_context(throttled(path, arguments.throttle))
@@ -153,7 +125,7 @@ def _main(argv: Sequence[str] | None) -> int:
                 extra={"source": "made-up file" if arguments.file is None else str(path)},
             )
 
-        is_complete = _measure(bench, lambda: keeper.save(results(is_complete=False)))
+        is_complete = measure(bench, lambda: keeper.save(results(is_complete=False)))
     final = results(is_complete=is_complete)
     keeper.save(final)
     if arguments.json:
@@ -167,10 +139,16 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _settle(arguments: argparse.Namespace) -> None:
-    """Fills in what was left to us: quick runs read less, of fewer sizes."""
+    """Fills in what was left to us: quick runs read less, of fewer sizes. Behind a throttle each
+    reading takes a second: the kernel gives out what it allows a tenth of a second at a time."""
     if arguments.quick:
-        arguments.rounds = 5
+        arguments.rounds = 5 if arguments.throttle is None else 3
         arguments.depths = arguments.depths[-1:]
+        if arguments.throttle is not None:
+            arguments.sizes = arguments.sizes or _QUICK_SIZES.rpartition(",")[2]
+    if arguments.throttle is not None:
+        enough = int(THROTTLED_S * arguments.throttle)
+        arguments.bytes = enough if arguments.bytes is None else max(enough, arguments.bytes)
     for name, value, quick in (
         ("synthetic", 8 * 2**30, 3 * 2**30),
         ("sizes", _SIZES, _QUICK_SIZES),
@@ -198,7 +176,7 @@ def _alignment(path: Path) -> tuple[int, int] | None:
     return None if found is None or not found.offset else (found.offset, found.memory)
 
 
-def _notes(bench: _Bench, rows: Sequence[IoRow]) -> list[str]:
+def _notes(bench: IoBench, rows: Sequence[IoRow]) -> list[str]:
     notes = verdict(
         rows, token_bytes=bench.token_bytes, throttle=bench.throttle, alignment=bench.alignment
     )
@@ -211,63 +189,6 @@ def _notes(bench: _Bench, rows: Sequence[IoRow]) -> list[str]:
         )
     states += [f"{name}: {why}" for name, why in bench.refused.items()]
     return [*notes[:place], *states, *notes[place:]]
-
-
-def _measure(bench: _Bench, save: Callable[[], object]) -> bool:
-    """Whether all was read. Rounds are outermost, so that each size has some when this is
-    interrupted, and so that the spread over rounds is one over the whole time."""
-    n_all = len(bench.shares) * bench.n_rounds * len(bench.ways)
-    started = time.monotonic()
-    n_done = 0
-    try:
-        for number in range(bench.n_rounds):
-            for size, shares in bench.shares.items():
-                for place, way in order_ways(bench.ways, number):
-                    share = shares[number * len(bench.ways) + place]
-                    for reading in _read_twice(bench, number, size, way, share):
-                        bench.readings.append(reading)
-                    n_done += 1
-                    left = (time.monotonic() - started) / n_done * (n_all - n_done)
-                    bench.console.print(
-                        f"{n_done}/{n_all}: round {number + 1}, {size_label(size)}, {way.name}: "
-                        f"{_told(bench, way)}; {left:.0f} s left"
-                    )
-                # Whatever ends this, what was measured is there.
-                save()
-    except KeyboardInterrupt:
-        if not bench.readings:
-            raise
-        bench.console.print(f"interrupted after {n_done} of {n_all}: what there is")
-        return False
-    return True
-
-
-def _read_twice(
-    bench: _Bench, number: int, size: int, way: Way, share: list[Extent]
-) -> Iterator[Reading]:
-    """The first reading ever of a share, and the same again; both after the cache was emptied."""
-    is_memory = way.engine == "tmpfs"
-    for phase in (_FIRST, _AGAIN):
-        if not is_memory:
-            bench.states.add(drop_caches(*bench.paths).how)
-        try:
-            timed = read_extents(way, bench.memory if is_memory else bench.paths, share)
-        except (StorageError, UsageError) as error:
-            bench.refused[way.engine] = str(error)
-            return
-        yield Reading(
-            way=way, block_bytes=size, round=number, phase=phase, seconds=timed.seconds,
-            n_bytes=timed.n_bytes, latencies_s=timed.latencies_s, cpu_s=timed.cpu_s,
-            n_major_faults=timed.n_major_faults, disk_bytes=timed.disk_bytes, mode=timed.mode,
-            reason=timed.reason,
-        )  # fmt: skip
-
-
-def _told(bench: _Bench, way: Way) -> str:
-    if not bench.readings or bench.readings[-1].way != way:
-        return bench.refused.get(way.engine, "nothing")
-    last = bench.readings[-1]
-    return f"{last.n_bytes / last.seconds / 1e9:.2f} GB/s, {last.mode}"
 
 
 def _print(rows: Sequence[IoRow], notes: Sequence[str]) -> None:

@@ -43,14 +43,17 @@ class Timed:
     reason: str
 
 
-def read_extents(way: Way, paths: Sequence[Path], extents: Sequence[Extent]) -> Timed:
-    """Reads every extent once, `way.depth` in flight; `paths[n]` is the file of volume n.
+def read_extents(
+    way: Way, paths: Sequence[Path], extents: Sequence[Extent], most_s: float = float("inf")
+) -> Timed:
+    """Reads every extent once, `way.depth` in flight; `paths[n]` is the file of volume n. After
+    `most_s` seconds no other is begun: slow ways read less rather than longer.
 
     Raises:
         StorageError: `io-unavailable` where the system refuses the engine; what reading raises.
     """
     if way.engine in _MAPPED:
-        return _read_mapped(way.engine, paths, extents)
+        return _read_mapped(way.engine, paths, extents, most_s)
     slot_bytes = max(extent.size for extent in extents)
     n_slots = way.depth or 1
     with ExitStack() as stack:
@@ -72,36 +75,44 @@ def read_extents(way: Way, paths: Sequence[Path], extents: Sequence[Extent]) -> 
         stack.callback(engine.close)
         report = engine.report()
         before, cpu, started = count_work(), _cpu_s(), time.perf_counter()
-        latencies = _drive(engine, pool, extents, n_slots)
+        latencies = _drive(engine, pool, extents, n_slots, started + most_s)
         seconds = time.perf_counter() - started
         after = count_work()
         return Timed(
-            seconds, sum(e.size for e in extents), latencies, _cpu_s() - cpu,
+            seconds, sum(e.size for e in extents[: len(latencies)]), latencies, _cpu_s() - cpu,
             after.n_major - before.n_major, after.read_bytes - before.read_bytes,
             str(report.mode.value), report.reason,
         )  # fmt: skip
 
 
-def _drive(engine: DiskEngine, pool: Pool, extents: Sequence[Extent], n_slots: int) -> list[float]:
-    """Keeps `n_slots` reads in flight until all are done; how long each took."""
+def _drive(
+    engine: DiskEngine, pool: Pool, extents: Sequence[Extent], n_slots: int, deadline: float
+) -> list[float]:
+    """Keeps `n_slots` reads in flight until all are done, or those that had begun by `deadline`;
+    how long each took."""
     begun: dict[int, float] = {}
-    latencies = []
+    latencies: list[float] = []
     waiting = iter(extents)
     free = list(range(n_slots))
-    n_left = len(extents)
-    while n_left:
-        while free and (extent := next(waiting, None)) is not None:
+    n_under_way = 0
+    while True:
+        while free and (not latencies or time.perf_counter() < deadline):
+            extent = next(waiting, None)
+            if extent is None:
+                break
             slot = free.pop()
             begun[slot] = time.perf_counter()
             engine.submit(_read(extent, slot, pool))
+            n_under_way += 1
+        if not n_under_way:
+            return latencies
         engine.flush()
         for read in engine.wait():
             if read.error is not None:
                 raise read.error
             latencies.append(time.perf_counter() - begun[read.slot])
             free.append(read.slot)
-            n_left -= 1
-    return latencies
+            n_under_way -= 1
 
 
 def _read(extent: Extent, slot: int, pool: Pool) -> BlockRead:
@@ -116,7 +127,9 @@ def _probe(extents: Sequence[Extent], volume: int, pool: Pool) -> BlockRead | No
     return None if first is None else _read(first, 0, pool)
 
 
-def _read_mapped(engine: str, paths: Sequence[Path], extents: Sequence[Extent]) -> Timed:
+def _read_mapped(
+    engine: str, paths: Sequence[Path], extents: Sequence[Extent], most_s: float
+) -> Timed:
     """Copies each extent out of a mapping, as page faults bring it."""
     target = np.empty(max(extent.size for extent in extents), np.uint8)
     target[:: mmap.PAGESIZE] = 0
@@ -140,11 +153,13 @@ def _read_mapped(engine: str, paths: Sequence[Path], extents: Sequence[Extent]) 
             source = views[extent.volume][extent.offset : extent.offset + extent.size]
             np.copyto(target[: extent.size], source)
             latencies.append(time.perf_counter() - begun)
+            if time.perf_counter() - started > most_s:
+                break
         seconds = time.perf_counter() - started
         after = count_work()
         del views, source
         return Timed(
-            seconds, sum(e.size for e in extents), latencies, _cpu_s() - cpu,
+            seconds, sum(e.size for e in extents[: len(latencies)]), latencies, _cpu_s() - cpu,
             after.n_major - before.n_major, after.read_bytes - before.read_bytes, "mapped", "",
         )  # fmt: skip
 
