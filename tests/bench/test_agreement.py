@@ -16,7 +16,8 @@ def decode_row(arm, speed, slowest, fastest):
 
 def io_row(gb_per_s, **changes):
     values = {"engine": "uring", "depth": 8, "block_bytes": 2**20, "phase": "first",
-              "gb_per_s": gb_per_s, "slowest": 0.9 * gb_per_s, "fastest": 1.1 * gb_per_s}  # fmt: skip
+              "gb_per_s": gb_per_s, "slowest": 0.9 * gb_per_s,
+              "fastest": 1.1 * gb_per_s}  # fmt: skip
     return values | changes
 
 

@@ -16,6 +16,8 @@ from colibri_bench.decode_plan import (
 )
 from colibri_bench.decode_run import Outcome
 from colibri_bench.decode_summary import same_tokens, summarise
+from colibri_bench.results import load_results
+from colibri_bench.token_time import SHARES
 from colibri_format import UsageError
 
 OURS = Arm("colibri", "ours", is_ours=True)
@@ -62,6 +64,13 @@ def test_peer_repacks_its_weights_only_where_memory_allows():
     assert [a.options["use_repack"] for a in peer_arms(Limit("1G", GIB), [2, 4])] == [False, False]
 
 
+def test_repacking_can_be_left_out_or_asked_for_alone():
+    unlimited = Limit("none", None)
+
+    assert [a.options["use_repack"] for a in peer_arms(unlimited, [2], [True])] == [True]
+    assert [a.name for a in peer_arms(unlimited, [2], [False])] == ["llama.cpp 2 threads"]
+
+
 def test_arms_take_turns_and_rounds_begin_with_another():
     limits = [Limit("none", None), Limit("1G", GIB)]
     runs = plan_runs(limits, [[OURS, PEER], [OURS, PEER]], plan_prompts(2, 1000))
@@ -93,7 +102,7 @@ def test_ratio_is_to_the_best_peer_round_by_round():
 
     ours = rows[0]
     assert (ours.tokens_per_s, ours.slowest, ours.fastest) == (12.0, 10.0, 30.0)
-    assert ours.ratio == 3.0  # of 2, 3 and 5
+    assert (ours.ratio, ours.ratio_least, ours.ratio_most) == (3.0, 2.0, 5.0)
     assert (ours.mib_per_token, ours.stall_share, ours.faults_per_token) == (2.0, 0.25, 0.5)
     assert [row.ratio for row in rows[1:]] == [None, None]
 
@@ -119,6 +128,9 @@ def test_tokens_that_the_peer_does_not_name_make_no_difference():
         (["--peer", "llama.cpp"], "no-gguf"),
         (["--peer", "llama.cpp", "--gguf", "absent.gguf"], "no-gguf"),
         (["--set", "threads"], "bad-option"),
+        (["--set", "no_such_knob=1"], "bad-option"),
+        (["--set", "threads=0"], "bad-option"),
+        (["--budgets", "1e9999%"], "bad-limit"),
         (["--budgets", "1%"], "bad-limit"),
     ],
 )
@@ -162,6 +174,24 @@ def test_child_that_fails_is_an_outcome(demo_file, tmp_path, capsys, monkeypatch
     row = json.loads(capsys.readouterr().out)["rows"][0]
     assert row["n_failed"] == 1
     assert "budget" in row["failure"]
+
+
+def test_timeline_is_recorded_beside_the_figures(demo_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("colibri_bench.decode_run.drop_caches", lambda *files: _Kept())
+    monkeypatch.setattr("colibri_bench.cmd_decode.read_ahead", _no_read_ahead)
+    options = ["--budgets", "none", "--rounds", "1", "--warm", "2", "--tokens", "4", "--timeline"]
+
+    assert main(["decode", str(demo_file), *options, "--out", str(tmp_path)]) == 0
+
+    assert load_results(tmp_path / "decode.json").rows[0]["n_runs"] == 1
+    found = load_results(tmp_path / "timeline.json")
+    assert found.is_complete
+    assert {row["layer"] for row in found.rows} == {None, *range(6)}
+    assert {"attention", "experts", "dense"} <= {row["kind"] for row in found.rows}
+    (sums,) = found.extra["tokens"]
+    assert sums["n_tokens"] == 4
+    assert sums["total"] == pytest.approx(sum(sums[name] for name in SHARES))
+    assert "while timed" in found.notes[0]
 
 
 class _Kept:

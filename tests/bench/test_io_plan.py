@@ -19,6 +19,7 @@ from colibri_bench.io_plan import (
     order_ways,
     parse_sizes,
     plan_blocks,
+    plan_sizes,
     plan_ways,
     share_out,
     summarise,
@@ -108,6 +109,35 @@ def test_direct_mode_that_is_none_is_noticed():
     assert "NOT DIRECT: uring" in check_rows(summarise([reading("uring", 2, mode="buffered")]))[0]
 
 
+def test_rate_above_the_throttle_is_noticed():
+    rows = summarise(
+        [reading("uring", 0.26), reading("buffered", 0.1, disk_bytes=10**9), reading("tmpfs", 9)]
+    )
+
+    assert check_rows(rows, throttle=10**9) == []
+    assert check_rows(rows, throttle=2 * 10**8) == [
+        "NOT THROTTLED: buffered got up to 1.00 GB/s from a disk that was to give 0.20"
+    ]
+
+
+def test_nothing_is_advised_by_figures_of_the_page_cache():
+    words = verdict(summarise([reading("mmap", 9, disk_bytes=0)]), token_bytes=1)
+
+    assert len(words) == 1
+    assert words[0].startswith("NOT COLD")
+
+
+def test_each_size_has_a_part_of_the_file_of_its_own():
+    sizes = plan_sizes(100 * MIB, [MIB, 7 * MIB // 2])
+
+    spans = [
+        (min(e.offset for e in every), max(e.offset + e.size for e in every))
+        for _, layers in sizes
+        for every in [[e for layer in layers for e in layer]]
+    ]
+    assert spans == [(0, 50 * MIB), (50 * MIB, 99 * MIB)]
+
+
 def test_verdict_takes_the_least_work_among_the_fastest():
     rows = summarise(
         [
@@ -183,6 +213,29 @@ def test_every_way_reads_all_blocks(demo_file, engine):
     assert timed.n_bytes == sum(extent.size for extent in extents)
 
 
+@pytest.mark.parametrize("engine", ["mmap", "threads"])
+def test_slow_ways_read_less_rather_than_longer(demo_file, engine):
+    blocks = blocks_of(demo_file)
+    way = Way(engine, 1 if engine == "threads" else None)
+    timed = read_extents(way, blocks.paths, blocks.layers[0], most_s=0.0)
+
+    assert len(timed.latencies_s) == 1
+    assert timed.n_bytes == blocks.layers[0][0].size
+
+
+def test_version_2_throttle_sends_the_process_home(tmp_path):
+    file = disk_root(tmp_path, "0::/user/session\n")
+    top = tmp_path / "sys/fs/cgroup"
+    (top / "user/session").mkdir(parents=True)
+    (top / "cgroup.controllers").write_text("io memory")
+
+    with throttled(file, 10**6, tmp_path) as told:
+        group = next(p for p in top.iterdir() if p.name.startswith("colibri-io"))
+        assert (group / "io.max").read_text() == "8:0 rbps=1000000"
+        assert told == "io.max of 8:0"
+    assert (top / "user/session/cgroup.procs").read_text() == str(os.getpid())
+
+
 def disk_root(tmp_path, controllers):
     file = tmp_path / "model"
     file.write_text("x")
@@ -255,7 +308,7 @@ def test_command_reads_a_made_up_file(tmp_path, capsys, monkeypatch):
 
 def test_command_reads_the_blocks_of_a_model(demo_file, capsys, monkeypatch):
     assert run_io(monkeypatch, demo_file, "--quick", "--engines", "buffered") == 0
-    assert "a token of this model reads 2 MiB" in capsys.readouterr().out
+    assert "NOT COLD: less than half of what buffered read" in capsys.readouterr().out
 
 
 def test_command_reads_striped_models(tmp_path, capsys, monkeypatch, demo_file):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from colibri_bench.cgroup import MemoryGroup
-from colibri_bench.page_cache import drop_caches
+from colibri_bench.page_cache import drop_caches, resident_share
 from colibri_bench.read_ahead import read_ahead
-from colibri_bench.work import count_work
+from colibri_bench.work import count_work, mapped_files, memory_group
 from colibri_format import StorageError
 
 
@@ -31,6 +31,7 @@ def test_version_1_limits_and_counts(tmp_path):
         write(folder / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
 
         assert (limit, group.peak_bytes, group.n_killed) == ("4096", 123, 2)
+        assert (group.applied_bytes, group.name) == (4096, folder.name)
         assert group.command(["true"])[-2:] == [str(folder), "true"]
         for file in folder.iterdir():
             file.unlink()
@@ -115,6 +116,55 @@ def test_without_that_right_only_the_file_is_asked_for(tmp_path):
 
     assert not state.is_cold
     assert "fadvise" in state.how
+
+
+def test_what_the_page_cache_holds_is_asked(tmp_path):
+    file = tmp_path / "model"
+    file.write_bytes(bytes(3 * 2**20))
+
+    assert resident_share(file) == 1.0
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert resident_share(file) in (0.0, 1.0)  # 1 where tmp_path is memory
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_files_without_pages_have_no_share(tmp_path, content):
+    file = tmp_path / "model"
+    if content is not None:
+        file.write_bytes(content)
+
+    assert resident_share(file) is None
+
+
+def test_files_of_others_have_no_share(tmp_path, monkeypatch):
+    file = write(tmp_path / "model", "bytes")
+    monkeypatch.setattr(os, "access", lambda *arguments: False)
+
+    assert resident_share(file) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [("4:memory:/a/b\n0::/c\n", "/a/b"), ("0::/c\n", "/c"), ("", None), (None, None)],
+)
+def test_group_of_a_process_is_told(tmp_path, text, group):
+    if text is not None:
+        write(tmp_path / "proc/self/cgroup", text)
+
+    assert memory_group(tmp_path) == group
+
+
+def test_mapped_files_are_told_without_libraries(tmp_path):
+    maps = """7f00-7f10 r--p 00000000 fe:00 12 /data/a model.gguf
+7f20-7f30 r-xp 00000000 fe:00 13 /usr/lib/libc.so.6
+7f40-7f50 rw-p 00000000 00:00 0 [heap]
+"""
+    write(tmp_path / "proc/self/maps", maps)
+
+    assert mapped_files(tmp_path) == {"/data/a model.gguf": 12}
+    assert mapped_files(tmp_path / "absent") == {}
 
 
 def test_read_ahead_is_set_and_set_back(tmp_path):

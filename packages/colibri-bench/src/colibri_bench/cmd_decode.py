@@ -24,6 +24,7 @@ from colibri_format.command import (
     ends_like_interrupt,
     run_command,
 )
+from colibri_runtime import RunConfig
 
 from .decode_checks import check_outcomes
 from .decode_plan import (
@@ -109,11 +110,15 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _settle(arguments: argparse.Namespace) -> None:
     """Fills in what was left to us: quick runs are fewer and shorter."""
+    has_peer, is_quick = arguments.peer is not None, arguments.quick
     limits = _LIMITS
-    if arguments.quick:
-        arguments.rounds = 4 if arguments.peer is None else 3
-        arguments.warm, arguments.tokens = 4, 8
-        limits = _QUICK_LIMITS if arguments.peer is None else _QUICK_LIMITS_WITH_PEER
+    if is_quick:
+        limits = _QUICK_LIMITS_WITH_PEER if has_peer else _QUICK_LIMITS
+    for name, value, quick in (
+        ("rounds", 3, 3 if has_peer else 4), ("warm", 16, 4), ("tokens", 48, 8),
+    ):  # fmt: skip
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, quick if is_quick else value)
     if arguments.budgets is None:
         arguments.budgets = limits
     if arguments.peer_threads is None:
@@ -242,6 +247,12 @@ def _config(arguments: argparse.Namespace) -> dict[str, Any]:
             config[name] = json.loads(value)
         except json.JSONDecodeError:
             config[name] = value
+    try:
+        RunConfig(**config)
+    except TypeError as error:
+        raise UsageError(
+            "bad-option", "--set", str(error), "a knob of colibri_runtime.RunConfig"
+        ) from error
     return config
 
 
@@ -335,13 +346,13 @@ def _parser() -> argparse.ArgumentParser:
         help="limits of the whole process: shares of the file's size, sizes, none "
         f"(default: {_LIMITS.replace('%', '%%')})",
     )
-    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--rounds", type=_positive, metavar="N", help="default: 3")
     parser.add_argument(
-        "--warm", type=_positive, default=16, metavar="N",
+        "--warm", type=_positive, metavar="N",
         help="tokens generated before time is taken (default: 16)",
     )  # fmt: skip
     parser.add_argument(
-        "--tokens", type=_positive, default=48, metavar="N", help="tokens measured (default: 48)"
+        "--tokens", type=_positive, metavar="N", help="tokens measured (default: 48)"
     )
     parser.add_argument(
         "--context", type=_positive, default=512, metavar="N", help="positions (default: 512)"

@@ -141,21 +141,19 @@ def _main(argv: Sequence[str] | None) -> int:
 def _settle(arguments: argparse.Namespace) -> None:
     """Fills in what was left to us: quick runs read less, of fewer sizes. Behind a throttle each
     reading takes a second: the kernel gives out what it allows a tenth of a second at a time."""
-    if arguments.quick:
-        arguments.rounds = 5 if arguments.throttle is None else 3
-        arguments.depths = arguments.depths[-1:]
-        if arguments.throttle is not None:
-            arguments.sizes = arguments.sizes or _QUICK_SIZES.rpartition(",")[2]
-    if arguments.throttle is not None:
-        enough = int(THROTTLED_S * arguments.throttle)
-        arguments.bytes = enough if arguments.bytes is None else max(enough, arguments.bytes)
+    is_quick, is_throttled = arguments.quick, arguments.throttle is not None
+    sizes = _QUICK_SIZES.rpartition(",")[2] if is_throttled else _QUICK_SIZES
+    depths = [1, 2, 4, 8]
     for name, value, quick in (
-        ("synthetic", 8 * 2**30, 3 * 2**30),
-        ("sizes", _SIZES, _QUICK_SIZES),
-        ("bytes", 256 * 2**20, 32 * 2**20),
-    ):
+        ("synthetic", 8 * 2**30, 3 * 2**30), ("sizes", _SIZES, sizes), ("depths", depths, [8]),
+        ("rounds", 3, 3 if is_throttled else 5),
+    ):  # fmt: skip
         if getattr(arguments, name) is None:
-            setattr(arguments, name, quick if arguments.quick else value)
+            setattr(arguments, name, quick if is_quick else value)
+    if arguments.bytes is None:
+        arguments.bytes = 32 * 2**20 if is_quick else 256 * 2**20
+    if arguments.throttle is not None:
+        arguments.bytes = max(arguments.bytes, int(THROTTLED_S * arguments.throttle))
 
 
 def _progress(console: Console) -> Progress:
@@ -184,9 +182,7 @@ def _notes(bench: IoBench, rows: Sequence[IoRow]) -> list[str]:
     place = sum(note.startswith("NOT ") for note in notes)
     states = [f"before each reading: {'; '.join(sorted(bench.states))}"]
     if bench.throttle is not None:
-        states.append(
-            f"the disk was held to {bench.throttle / 1e6:.0f} MB/s for every way by {bench.group}"
-        )
+        states.append(f"limit for every way: {bench.throttle / 1e6:.0f} MB/s, by {bench.group}")
     states += [f"{name}: {why}" for name, why in bench.refused.items()]
     return [*notes[:place], *states, *notes[place:]]
 
@@ -279,10 +275,10 @@ def _parser() -> argparse.ArgumentParser:
         "--engines", default=",".join(ENGINES), metavar="LIST", help="default: %(default)s"
     )
     parser.add_argument(
-        "--depths", type=_depths, default=[1, 2, 4, 8], metavar="LIST",
-        help="requests in flight, or threads (default: 1,2,4,8)",
+        "--depths", type=_depths, metavar="LIST",
+        help="requests in flight, or threads (default: 1,2,4,8, quick 8)",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=_count, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--rounds", type=_count, metavar="N", help="default: 3, quick 5")
     parser.add_argument(
         "--bytes", type=_bytes, metavar="SIZE",
         help="read at most so much in one go (default: 256M, quick 32M)",

@@ -64,7 +64,7 @@ def _limit(text: str, model_bytes: int) -> Limit:
             size = int(share * model_bytes)
         else:
             size = parse_size(text)
-    except (ValueError, ColibriError) as error:
+    except (ValueError, OverflowError, ColibriError) as error:
         raise _bad_limit(text) from error
     if size <= ALLOWANCE:
         raise _bad_limit(text, f"that is {format_size(max(size, 0))}")

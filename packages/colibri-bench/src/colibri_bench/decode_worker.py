@@ -15,7 +15,7 @@ import numpy as np
 from colibri_runtime import RunConfig, Runtime, Timeline
 from colibri_runtime.machine import peak_rss_bytes
 
-from .token_time import median_sums, middle_token, token_rows, token_sums
+from .token_time import mean_sums, middle_token, token_rows, token_sums
 from .work import count_work, memory_group
 
 # What a timeline holds counts against the limit: some 100 KiB a token.
@@ -78,13 +78,13 @@ def generate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _timeline(timeline: Timeline) -> dict[str, Any]:
-    """The token that took the median time as rows, and the medians of all tokens' sums."""
+    """The token that took the median time as rows, and the means of all tokens' sums."""
     passes = [passed for passed in timeline.passes if passed.n_tokens == 1]
     middle = middle_token(passes)
     return {
         "rows": token_rows(middle),
         "middle": token_sums(middle),
-        "sums": median_sums([token_sums(passed) for passed in passes]),
+        "sums": mean_sums([token_sums(passed) for passed in passes]),
         "n_tokens": len(passes),
     }
 

@@ -17,6 +17,7 @@ PAGE: Final = 4096
 _THROTTLE_SLACK: Final = 1.3
 """The kernel deals out a limit in slices of time; short readings may get a slice more."""
 
+_MOSTLY: Final = 0.5
 _QUEUED: Final = ("uring", "aio", "threads")
 
 
@@ -222,7 +223,7 @@ def summarise(readings: Sequence[Reading]) -> list[IoRow]:
 def check_rows(rows: Sequence[IoRow], throttle: int | None = None) -> list[str]:
     """What is wrong with the figures: reads that no disk made, direct modes that are none, rates
     above the `throttle` in bytes a second."""
-    warm = sorted({row.engine for row in rows if row.engine != "tmpfs" and row.from_disk < 0.5})
+    warm = sorted({row.engine for row in rows if row.engine != "tmpfs" and row.from_disk < _MOSTLY})
     notes = []
     if warm:
         notes.append(
@@ -258,7 +259,8 @@ def verdict(
     """
     notes = check_rows(rows, throttle)
     later = [row for row in rows if row.phase == "re-read"] or list(rows)
-    disk = [row for row in later if row.engine != "tmpfs"]
+    # Nothing is to be learnt of a disk from the page cache's figures.
+    disk = [row for row in later if row.engine != "tmpfs" and row.from_disk >= _MOSTLY]
     if not disk:
         return notes
     largest = max(row.block_bytes for row in disk)

@@ -28,7 +28,7 @@ _INTRODUCTIONS: Final = {
     "was in memory when its layer asked for it; belady is the best that any policy could do, as it "
     "knows the future.",
     "timeline": "One token in time: reads go on while experts that have arrived are computed. The "
-    "table has medians over tokens in milliseconds: attention, router, experts, dense (embedding, "
+    "table has means over tokens in milliseconds: attention, router, experts, dense (embedding, "
     "shared experts, output head), check (checksums), wait (no block to go on with), other (the "
     "store's bookkeeping); reading is the time in which at least one read was under way.",
 }
@@ -76,12 +76,18 @@ def _section(results: Results, plots: Sequence[Plot]) -> str:
             f"src='data:image/svg+xml;base64,{data}'><figcaption>{caption}</figcaption></figure>"
         )
     if results.notes:
-        parts.append("<ul>" + "".join(f"<li>{html.escape(n)}" for n in results.notes) + "</ul>")
+        parts.append("<ul>" + "".join(map(_note, results.notes)) + "</ul>")
     # A timeline's rows are for the pictures; what people read are the sums.
     parts.append(_table(results.extra.get("tokens", ()) if kind == "timeline" else results.rows))
     command = html.escape(shlex.join(map(str, results.command)))
     parts.append(f"<p>Made {html.escape(results.made_at)} by <code>{command}</code></p>")
     return "\n".join(parts)
+
+
+def _note(text: str) -> str:
+    # What a benchmark found wrong with itself begins in capitals.
+    is_warning = text.partition(":")[0].isupper()
+    return f"<li{' class=warn' if is_warning else ''}>{html.escape(text)}"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

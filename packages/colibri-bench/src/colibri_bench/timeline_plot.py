@@ -30,7 +30,7 @@ def plot_timelines(rows: Rows) -> list[Plot]:
 
 
 def plot_sums(totals: Sequence[dict[str, Any]]) -> Plot | None:
-    """Where the median token's time goes under each limit, as one bar a limit."""
+    """Where a token's time goes under each limit, as one bar a limit."""
     if not totals:
         return None
     figure, (axes,) = make_figure("Where a token's time goes", "ms a token", "memory limit")
@@ -53,7 +53,7 @@ def plot_sums(totals: Sequence[dict[str, Any]]) -> Plot | None:
     return finish_plot(
         figure,
         "token-time",
-        "Medians over tokens. wait: compute had no block to go on with; check: checksums of blocks "
+        "Means over tokens. wait: compute had no block to go on with; check: checksums of blocks "
         "that came; other: the store's bookkeeping.",
     )
 

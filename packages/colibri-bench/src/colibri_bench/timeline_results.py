@@ -19,7 +19,7 @@ def timeline_results(
 ) -> Results:
     """Rows: the spans of the token of median length under each limit (`token_time.token_rows`).
 
-    `extra["tokens"]` has medians over all measured tokens, a row for each limit. The notes say
+    `extra["tokens"]` has means over all measured tokens, a row for each limit. The notes say
     what writing it down cost, next to runs of ours that were not timed.
     """
     rows: list[dict[str, Any]] = []

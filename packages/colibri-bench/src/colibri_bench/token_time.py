@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean
 from typing import Any, Final
 
 from colibri_runtime.timeline import Pass, Span, SpanKind
@@ -47,9 +47,9 @@ def middle_token(passes: Sequence[Pass]) -> Pass:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def median_sums(sums: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The median of each sum over tokens."""
-    return {name: median(one[name] for one in sums) for name in sums[0]} if sums else {}
+def mean_sums(sums: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each sum over tokens: unlike medians, they add up to the mean token."""
+    return {name: fmean(one[name] for one in sums) for name in sums[0]} if sums else {}
 
 
 def _row(span: Span, start_ns: int) -> dict[str, Any]:
