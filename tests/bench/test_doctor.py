@@ -71,15 +71,24 @@ def test_speed_is_bound_by_the_slower_of_disk_and_memory():
 
     assert [row.budget_bytes for row in rows] == sorted(row.budget_bytes for row in rows)
     assert rows[-1].typical == rows[-1].uniform == pytest.approx(20.0)  # 1 GB at 20 GB/s
+    assert rows[-1].expected == rows[-1].typical
     assert rows[-1].bound == "memory and processor"
-    assert all(row.uniform <= row.typical for row in rows)
+    assert all(row.uniform <= row.expected <= row.typical for row in rows)
     slow = expect(COST, replace(GOOD, disk_bytes_per_s=0.1 * GB))
     assert slow[0].bound == "the disk"
     assert slow[0].typical < rows[0].typical
 
 
+def test_half_of_the_shorter_hides_behind_the_longer():
+    all_missed = replace(COST, n_blocks=10**9)
+    row = expect(all_missed, replace(GOOD, disk_bytes_per_s=6.0 * GB))[0]
+
+    # 0.05 s of computing and 0.1 s of reading.
+    assert row.uniform == pytest.approx(1 / 0.125, rel=1e-3)
+
+
 def test_unknown_disk_makes_nothing_of_what_is_not_in_memory():
-    assert expect(COST, replace(GOOD, disk_bytes_per_s=None))[0].typical == 0.0
+    assert expect(COST, replace(GOOD, disk_bytes_per_s=None))[0].expected == 0.0
 
 
 def test_hits_rise_with_room():

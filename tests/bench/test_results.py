@@ -96,6 +96,22 @@ def test_rows_that_no_picture_can_be_made_of_are_refused(name, value, tmp_path):
     assert f"as {name}" in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, 1.9, 3.1])
+def test_median_outside_its_spread_is_refused(value, tmp_path):
+    save_results(results(rows=[{**results().rows[0], "gb_per_s": value}]), tmp_path)
+
+    with pytest.raises(BenchError, match="outside its spread"):
+        load_results(tmp_path / "io.json")
+
+
+def test_only_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "io.json")
+
+    with pytest.raises(StorageError) as caught:
+        load_results(tmp_path / "io.json")
+    assert caught.value.code == "is-a-directory"
+
+
 def test_keeper_tells_before_anything_is_measured(tmp_path):
     (tmp_path / "file").write_text("")
 

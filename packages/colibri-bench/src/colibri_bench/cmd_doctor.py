@@ -89,20 +89,21 @@ def _print(
     if expected:
         console.print()
         speeds = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("--memory", "experts that fit", "tokens/s", "without skew", "bound by"):
+        for name in ("--memory", "experts that fit", "tokens/s", "range", "bound by"):
             speeds.add_column(name, justify="right")
         for row in expected:
             speeds.add_row(
                 format_size(row.budget_bytes),
                 f"{row.share:.0%}",
-                f"{row.typical:.1f}",
-                f"{row.uniform:.1f}",
+                f"{row.expected:.1f}",
+                f"{row.uniform:.1f}-{row.typical:.1f}",
                 row.bound,
             )
         console.print(speeds)
         console.print(
-            "an estimate: hits as of a model with 128 experts, or as if all experts were chosen "
-            "alike; one core's memory rate; reading hidden behind computing",
+            "an estimate from this probe: range from all experts chosen alike to a model with "
+            "strong skew, tokens/s for one between them; half of the shorter of computing and "
+            "reading hidden behind the longer. colibri bench decode measures it",
             soft_wrap=True,
         )
     for text in words:

@@ -7,6 +7,7 @@ import re
 import resource
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,7 @@ _MADE_BYTES: Final = 256 * 2**20
 _BLOCK_BYTES: Final = 2**20
 _PIECE_BYTES: Final = 64 * 2**20
 _MEMORY_BYTES: Final = 128 * 2**20
+_MOST_THREADS: Final = 16
 _ENGINES: Final = ("uring", "aio", "threads")
 
 
@@ -52,7 +54,7 @@ def probe_machine(blocks: Blocks | None, folder: Path, *, seconds: float = 2.0) 
         file_system=disk.file_system,
         is_rotational=disk.is_rotational,
         disk_bytes_per_s=rate,
-        memory_bytes_per_s=_memory_rate(),
+        memory_bytes_per_s=_memory_rate(min(facts.n_cpus, _MOST_THREADS)),
         available_bytes=available_bytes(),
         huge_pages=_huge_pages(),
         memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
@@ -95,14 +97,16 @@ def _pieces(blocks: Blocks) -> list[list[Extent]]:
     return [share[start : start + n] for start in range(0, len(share), n)]
 
 
-def _memory_rate() -> float:
-    """Bytes a second at which one core reads memory: the best of some sums."""
-    data = np.ones(_MEMORY_BYTES // 8, np.int64)
+def _memory_rate(n_threads: int) -> float:
+    """Bytes a second at which all processors together read memory: the best of some rounds."""
+    parts = [np.ones(_MEMORY_BYTES // 8, np.int64) for _ in range(n_threads)]
     best = 0.0
-    for _ in range(4):
-        started = time.perf_counter()
-        data.max()
-        best = max(best, data.nbytes / (time.perf_counter() - started))
+    # NumPy lets go of the interpreter while it looks for a maximum.
+    with ThreadPoolExecutor(n_threads) as threads:
+        for _ in range(4):
+            started = time.perf_counter()
+            list(threads.map(np.max, parts))
+            best = max(best, n_threads * parts[0].nbytes / (time.perf_counter() - started))
     return best
 
 

@@ -47,6 +47,7 @@ _ROWS: Final[Mapping[str, Mapping[str, Check]]] = {
     "timeline": {"limit": _is_text, "kind": _is_text, "start_ms": is_number, "end_ms": is_number},
 }  # fmt: skip
 KINDS: Final = tuple(_ROWS)
+_MEDIANS: Final = ("gb_per_s", "tokens_per_s")
 _TOKENS: Final = {"limit": _is_text, **dict.fromkeys((*SHARES, "total"), is_number)}
 
 
@@ -74,4 +75,15 @@ def _fault_of_rows(rows: list[Any], checks: Mapping[str, Check], what: str) -> s
         for name, check in checks.items():
             if not check(row.get(name)):
                 return f"{what} {number} has {str(row.get(name))[:40]!r} as {name}"
+        if not _is_spread(row):
+            return f"{what} {number} has a median outside its spread"
     return ""
+
+
+def _is_spread(row: Mapping[str, Any]) -> bool:
+    """Whether the median lies between slowest and fastest, above 0, where a row has them."""
+    for name in _MEDIANS:
+        if row.get(name) is not None:
+            low, high = row.get("slowest"), row.get("fastest")
+            return is_number(low) and is_number(high) and 0 < low <= row[name] <= high  # type: ignore[operator,no-any-return]
+    return True

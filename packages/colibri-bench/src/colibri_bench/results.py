@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -143,6 +144,8 @@ def load_results(path: Path) -> Results:
         StorageError: it cannot be read.
     """
     try:
+        if not path.is_file() and path.exists():
+            raise IsADirectoryError(errno.EISDIR, "not a regular file", str(path))
         size = path.stat().st_size
         text = path.read_bytes() if size <= _MOST_BYTES else b""
     except OSError as error:

@@ -78,7 +78,7 @@ def _timeline(limit: str, rows: Rows) -> Plot:
                 start, 1.01, f"layer {layer}", fontsize=7, transform=part.get_xaxis_transform()
             )
     legend_beside(whole)
-    name = "".join(c if c.isalnum() else "-" for c in limit).strip("-")
+    name = "".join(c if c.isalnum() else "-" for c in limit[:40]).strip("-")
     return finish_plot(
         figure,
         f"timeline-{name}",
