@@ -87,6 +87,9 @@ def _main(argv: Sequence[str] | None) -> int:
             else:
                 shares = share_out(of_size, 1, arguments.bytes, seed=size) * n_shares
             bench.shares[size] = shares
+        if arguments.throttle is not None:
+            with throttled(path, arguments.throttle):
+                """Told before anything is written, if it cannot be."""
         if arguments.file is None:
             task = bar.add_task("making a file to read", total=arguments.synthetic)
             path = stack.enter_context(

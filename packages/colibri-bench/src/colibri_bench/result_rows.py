@@ -85,5 +85,5 @@ def _is_spread(row: Mapping[str, Any]) -> bool:
     for name in _MEDIANS:
         if row.get(name) is not None:
             low, high = row.get("slowest"), row.get("fastest")
-            return is_number(low) and is_number(high) and 0 < low <= row[name] <= high  # type: ignore[operator,no-any-return]
+            return is_number(low) and is_number(high) and 0 < low <= row[name] <= high  # type: ignore[operator]
     return True
