@@ -89,7 +89,7 @@ def _main(argv: Sequence[str] | None) -> int:
             bench.shares[size] = shares
         if arguments.throttle is not None:
             with throttled(path, arguments.throttle):
-                """Told before anything is written, if it cannot be."""
+                pass  # what cannot be had is told before anything is written
         if arguments.file is None:
             task = bar.add_task("making a file to read", total=arguments.synthetic)
             path = stack.enter_context(
