@@ -7,9 +7,10 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 for package in "$root"/packages/* "$root"; do
-  # A copy, so that a stale build folder of the checkout supplies nothing.
+  # A copy, so that a stale build folder of the checkout supplies nothing; links are followed, as
+  # they are in a source distribution.
   rm -rf "$tmp/src" && mkdir "$tmp/src"
-  (cd "$package" && git ls-files -z . | tar --null -cf - -T -) | tar -C "$tmp/src" -xf -
+  (cd "$package" && git ls-files -z . | tar --null -hcf - -T -) | tar -C "$tmp/src" -xf -
   "$python" -m pip wheel -q --disable-pip-version-check --no-deps -w "$tmp/wheels" "$tmp/src"
 done
 try() {

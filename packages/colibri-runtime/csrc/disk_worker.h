@@ -12,7 +12,7 @@
 
 #include "disk.h"
 
-enum { COLIBRI_WORKER_ORDERS = 1024 };
+enum { COLIBRI_WORKER_ORDERS = 256 };
 
 /* A request, and what to hash of it. 56 bytes without padding. */
 struct colibri_order {

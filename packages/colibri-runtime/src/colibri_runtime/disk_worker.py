@@ -14,7 +14,7 @@ import numpy as np
 from ._native import native
 from .disk_ring import NativeRing, Request, UringRing
 
-MAX_ORDERS: Final = 1024
+MAX_ORDERS: Final = 256
 """Requests that a worker takes before it gives the first back: COLIBRI_WORKER_ORDERS."""
 
 _ORDER: Final = struct.Struct("=QQIiiIQQQ")  # struct colibri_order
