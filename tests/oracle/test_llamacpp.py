@@ -14,10 +14,8 @@ from colibri_repack import repack
 from colibri_runtime.config import RunConfig
 from colibri_runtime.decoder import Decoder
 from colibri_runtime.runtime import Runtime
-from colibri_runtime.tokenizer import load_tokenizer
-from helpers.gguf_model import GgufTextFile
 from helpers.kernel_calls import runtime_library
-from helpers.llamacpp import LlamaCpp, perplexity, record_model
+from helpers.llamacpp import perplexity, record_model
 from helpers.llamacpp_compare import greedy_disagreements, log_probabilities
 
 pytestmark = pytest.mark.oracle
@@ -85,46 +83,6 @@ def test_native_greedy_choices_differ_at_near_ties_alone(
     margin = MARGINS[name]
     assert all(d.their_lead < margin and d.our_lead < margin for d in found)
     assert len(found) <= 0.05 * sum(len(run["tokens"]) for run in record["stored"]["greedy"])
-
-
-@pytest.fixture(scope="module")
-def live(model: tuple[str, Path, dict[str, Any]]) -> tuple[Path, LlamaCpp, GgufTextFile]:
-    """The model's `.colibri` file, llama.cpp with the GGUF, and the GGUF's key-values."""
-    name, path, _ = model
-    runtime_library()
-    source = gguf_path(name)
-    keys = GgufTextFile(source)
-    return path, LlamaCpp(source, len(keys.keys["tokenizer.ggml.tokens"])), keys
-
-
-def test_native_log_probabilities_after_one_token_are_llamacpps(
-    live: tuple[Path, LlamaCpp, GgufTextFile],
-) -> None:
-    """A token that attends to itself alone has no sums over positions, in which the two differ in
-    their last bits: every rounding is the same then, and so is what comes out."""
-    path, oracle, _ = live
-    pairs = np.random.default_rng(0).integers(100, 2000, (12, 2)).tolist()
-    theirs = [oracle.log_probabilities(pair)[0] for pair in pairs]
-
-    with Runtime.open(path, RunConfig(context=160, backend="auto", kv_dtype="f32")) as runtime:
-        ours = [log_probabilities(runtime.decoder, pair)[0] for pair in pairs]
-
-    np.testing.assert_allclose(ours, theirs, atol=1e-3)
-
-
-def test_native_perplexity_of_a_longer_text_is_that_of_llamacpp(
-    live: tuple[Path, LlamaCpp, GgufTextFile],
-) -> None:
-    """Over some thousand tokens what single roundings move averages out."""
-    path, oracle, keys = live
-    tokens = load_tokenizer(keys).encode((ROOT / "LICENSE").read_text())
-    windows = [tokens[start : start + 256] for start in range(0, len(tokens) - 255, 256)]
-    theirs = [p for window in windows for p in oracle.log_probabilities(window)]
-
-    with Runtime.open(path, RunConfig(context=256, backend="auto", kv_dtype="f32")) as runtime:
-        ours = [float(p) for w in windows for p in log_probabilities(runtime.decoder, w)]
-
-    assert perplexity(ours) == pytest.approx(perplexity(theirs), rel=5e-3)
 
 
 def test_native_perplexity_is_that_of_llamacpp_as_stored(
