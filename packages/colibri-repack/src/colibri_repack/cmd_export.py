@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from rich.text import Text
-
 from colibri_format import format_size
 from colibri_format.command import ends_like_interrupt
 
 from .cmd_shared import (
     EXIT_OK,
     add_volume_option,
-    new_console,
     print_json,
+    print_notes,
     print_rows,
     progress_bar,
     run,
@@ -60,9 +58,7 @@ def _print_report(report: ExportReport) -> None:
         rows.append(("time", f"{report.seconds:.1f} s, {rate}/s"))
         rows.append(("written to", str(report.output)))
     print_rows(rows)
-    console = new_console()
-    for note in report.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+    print_notes(report.notes)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.text import Text
-
 from colibri_format import format_size
 from colibri_format.command import ends_like_interrupt
 
@@ -16,8 +14,8 @@ from .cmd_shared import (
     EXIT_OK,
     facts_rows,
     layer_rows,
-    new_console,
     print_json,
+    print_notes,
     print_rows,
     progress_bar,
     run,
@@ -121,11 +119,7 @@ def _print_report(report: RepackReport) -> None:
             rows.append(("time", f"about {_duration(report.estimate)}"))
         rows.append(("written to", "nothing: --dry-run"))
     print_rows(rows)
-    console = new_console()
-    for note in report.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
-    for warning in report.warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+    print_notes(report.notes, report.warnings)
 
 
 def _duration(found: Estimate) -> str:

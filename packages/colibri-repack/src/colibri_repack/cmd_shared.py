@@ -9,24 +9,18 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, Final
 
 from colibri_format import ColibriError, format_size, parse_size, printable
 from colibri_format.command import EXIT_DATA, EXIT_OK, run_command
 
 from .facts import FileFacts, LayerTypes
+
+# rich takes longer to load than most commands need for all they do: only where it draws.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+    from rich.table import Table
 
 __all__ = [
     "EXIT_DATA",
@@ -37,6 +31,7 @@ __all__ = [
     "layer_rows",
     "new_console",
     "print_json",
+    "print_notes",
     "print_rows",
     "print_warnings",
     "progress_bar",
@@ -102,6 +97,16 @@ def progress_bar(label: str, *, is_quiet: bool) -> Iterator[Callable[[int, int],
     if is_quiet:
         yield lambda done, total: None
         return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(label).show
@@ -153,6 +158,8 @@ class _Lines:
 
 def new_console() -> Console:
     """A console on stdout as it is now; wide where there is no terminal to fit into."""
+    from rich.console import Console
+
     return Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
@@ -230,6 +237,14 @@ def print_rows(rows: list[tuple[str, str]]) -> None:
         print(printable(f"{name:<{width}}  {value}"))
 
 
+def print_notes(notes: Sequence[str], warnings: Sequence[str] = ()) -> None:
+    """What a report has to say in words, a line each, never folded."""
+    for note in notes:
+        print(printable(f"note: {note}"))
+    for warning in warnings:
+        print(printable(f"warning: {warning}"))
+
+
 def print_warnings(path: object, warnings: Sequence[str]) -> None:
     """What was found damaged and made good, on stderr, and what restores it."""
     for warning in warnings:
@@ -240,6 +255,8 @@ def print_warnings(path: object, warnings: Sequence[str]) -> None:
 
 def columns_table(*columns: str) -> Table:
     """An empty table with headings."""
+    from rich.table import Table
+
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -15,6 +15,7 @@ from .imatrix import Imatrix, Importance
 from .kernel_layout import FASTER_INTERLEAVED, KernelLayout, is_looked_up, obstacle
 from .quantise import MixFacts, Quant, fitting, is_value, mixed
 from .recode import RECODABLE
+from .tuples import tuples_of
 
 _MATRIX_ROLES: Final = {Role.GATE: "gate", Role.UP: "up", Role.DOWN: "down"}
 _ARCHITECTURES_70B: Final = frozenset({"llama", "qwen2"})
@@ -135,7 +136,9 @@ class PartPlanner:
         source, conversion, dtype, size, importance, row_interleave = part
         decoder = source.decoder
         if decoder is not column[0].decoder:
-            column = [Slice(s.tensor, s.offset, s.shape, decoder) for s in column]
+            column = list(
+                tuples_of(Slice, ((s.tensor, s.offset, s.shape, decoder) for s in column))
+            )
         weights = [importance] * len(column)
         if importance is not None:
             stack, n_columns = self._stack(layer, role), source.shape[-1]
@@ -143,12 +146,12 @@ class PartPlanner:
                 self._importance(stack, n_columns, expert)
                 for expert in range(first, first + len(column))
             ]
-        return tuple(
-            [
-                Part(source, conversion, dtype, size, weight, row_interleave)
-                for source, weight in zip(column, weights, strict=True)
-            ]
-        )
+        n = len(column)
+        rows = zip(
+            column, [conversion] * n, [dtype] * n, [size] * n, weights, [row_interleave] * n,
+            strict=True,
+        )  # fmt: skip
+        return tuple(tuples_of(Part, rows))
 
     def _expert(self, layer: int, expert: int, role: Role, part: Slice) -> Part:
         if self.quant is Quant.KEEP:

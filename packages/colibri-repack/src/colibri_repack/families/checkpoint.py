@@ -17,7 +17,7 @@ from .fp8_weights import SCALE_SUFFIX, Weights, check_quantisation
 from .gguf_model import read_gguf_model
 from .hf_model import hf_dense_layers, read_hf_model
 from .members import Members
-from .names import FUSED, ROPE_FREQS, NameSplitter
+from .names import FUSED, ROPE_FREQS, split_name, take_column
 from .outline import read_outline
 from .parts import Checkpoint, DenseWeight, is_same
 from .registry import choose_family
@@ -131,9 +131,16 @@ class _Reader:
         limits = (self.model.n_layers, n_experts)
         found: dict[str, SourceTensor] = {}
         unknown: list[str] = []
-        split = NameSplitter().split
-        for name, tensor in self.weights.tensors.items():
-            template, numbers = split(name)
+        left = dict(self.weights.tensors)
+        for template, canonical in table.items():
+            if template.count("{}") < 2 or template in self.family.ignored:
+                continue
+            for layer in range(self.model.n_layers):
+                if canonical.format(layer, 0) not in found:
+                    column = take_column(left, template, layer, n_experts)
+                    found |= {canonical.format(layer, n): t for n, t in enumerate(column)}
+        for name, tensor in left.items():
+            template, numbers = split_name(name)
             if template in self.family.ignored:
                 self.dropped.append(name)
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Final
 
 from colibri_format import DTYPES
@@ -10,6 +11,7 @@ from colibri_format import DTYPES
 from ..decoding import FP8_DTYPES, Fp8Decoder, Fp8Form, Slice
 from ..errors import SourceError
 from ..sources import Source, SourceTensor
+from ..tuples import tuples_of
 from .members import Members
 
 SCALE_SUFFIX: Final = "_scale_inv"
@@ -59,18 +61,19 @@ class Weights:
         every = source.tensors
         # Matrices are many and alike: each kind of them is looked at once.
         checked: set[tuple[object, ...]] = set()
-        taken = set()
-        for scale_name in [name for name in every if name.endswith(SCALE_SUFFIX)]:
-            scale = every[scale_name]
-            tensor = every.get(scale_name.removesuffix(SCALE_SUFFIX))
-            if tensor is None or tensor.dtype.name not in FP8_DTYPES or len(tensor.shape) < 2:
+        names = [name for name in every if name.endswith(SCALE_SUFFIX)]
+        for scale_name, name in zip(names, [n[: -len(SCALE_SUFFIX)] for n in names], strict=True):
+            scale, tensor = every[scale_name], every.get(name)
+            if tensor is None:
                 continue
-            taken.add(scale_name)
-            kind = tensor.shape, scale.shape, scale.dtype.name
+            kind = tensor.dtype.name, tensor.shape, scale.dtype.name, scale.shape
             if kind not in checked:
+                if tensor.dtype.name not in FP8_DTYPES or len(tensor.shape) < 2:
+                    continue
                 self._check(tensor, scale)
                 checked.add(kind)
-            self._scales[tensor.name] = scale
+            self._scales[name] = scale
+        taken = {name + SCALE_SUFFIX for name in self._scales}
         self.tensors: Mapping[str, SourceTensor] = (
             {name: tensor for name, tensor in every.items() if name not in taken}
             if taken
@@ -135,7 +138,8 @@ class Weights:
                 return None
             decoder = self._decoder
             self.decoded |= names
-        return [Slice(tensor, 0, shape, decoder) for tensor in tensors]
+        rows = zip(tensors, repeat(0), repeat(shape), repeat(decoder), strict=False)
+        return list(tuples_of(Slice, rows))
 
     def scales(self, tensor: SourceTensor, matrix: int, first: int, n_rows: int) -> Slice | None:
         """The scales of those rows, where they are kept; None where there are none.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
+_T = TypeVar("_T")
 _MAX_DIGITS: Final = 7
 
 # The canonical names are GGUF's (MODEL_TENSOR and TENSOR_NAMES in gguf-py's constants.py).
@@ -143,28 +144,18 @@ ALL: Final = (
 )
 
 
-class NameSplitter:
-    """`split_name` for names of which many begin alike: each beginning is looked at once."""
+def take_column(left: dict[str, _T], template: str, first: int, n: int) -> list[_T]:
+    """Takes what `left` has under the names of `template` with the numbers `first` and 0 to `n` - 1.
 
-    def __init__(self) -> None:
-        self._heads: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self._templates: dict[tuple[str, str], str] = {}
-
-    def split(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """As `split_name`."""
-        head, *rest = name.rsplit(".", 2)
-        if len(rest) < 2 or rest[1] != "weight":
-            return split_name(name)
-        found = self._heads.get(head)
-        if found is None:
-            found = self._heads[head] = split_name(head)
-        key = found[0], rest[0]
-        template = self._templates.get(key)
-        if template is None:
-            if not rest[0].isidentifier():
-                return split_name(name)
-            template = self._templates[key] = f"{found[0]}.{rest[0]}.weight"
-        return template, found[1]
+    Nothing, and leaves all, unless every one is there. Nearly all tensors are experts' matrices:
+    looking for names is many times as fast as taking them apart.
+    """
+    head, middle, tail = template.split("{}")
+    head = f"{head}{first}{middle}"
+    # Ends at the first that is not there, however many a description says there are.
+    if not n or not all(f"{head}{number}{tail}" in left for number in range(n)):
+        return []
+    return [left.pop(f"{head}{number}{tail}") for number in range(n)]
 
 
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:

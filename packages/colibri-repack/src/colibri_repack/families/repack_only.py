@@ -21,7 +21,7 @@ from .expert_table import ExpertTable
 from .family import Family
 from .fp8_weights import SCALE_SUFFIX, Weights
 from .members import MAX_EXPERTS
-from .names import NameSplitter
+from .names import split_name, take_column
 from .outline import Outline
 from .parts import Checkpoint, DenseWeight, is_same
 
@@ -144,20 +144,15 @@ class RepackOnlyReader:
     def _sort(self) -> None:
         unknown: list[str] = []
         places: dict[str, _Place] = {}
-        split, prefixes = NameSplitter().split, self.family.prefixes
-        for name, tensor in self.weights.tensors.items():
+        left = dict(self.weights.tensors)
+        self._take_columns(left)
+        for name, tensor in left.items():
             if name.startswith(self.family.left_out):
                 self.left_out.append(name)
                 continue
-            plain = self._plain(name) if prefixes else name
-            template, numbers = split(plain)
+            plain = self._plain(name)
+            template, numbers = split_name(plain)
             place = places.get(template)
-            single = place.matrix if place is not None and place.is_single else None
-            if single is not None and numbers[0] < len(self.layers):
-                # Nearly all names.
-                experts = self.layers[numbers[0]].experts.of(single)
-                if experts.setdefault(numbers[1], tensor) is tensor:
-                    continue
             if template in self.family.ignored:
                 self.dropped.append(name)
                 continue
@@ -183,6 +178,32 @@ class RepackOnlyReader:
                 "every tensor is understood, or the model would be wrong without a word",
                 "" if self.is_auto else "--family auto places experts by names and shapes alone",
             )
+
+    def _take_columns(self, left: dict[str, SourceTensor]) -> None:
+        """Take one matrix of every expert of a layer at once: nearly all tensors, by their names.
+
+        Columns that are not whole or are there twice stay, to be refused.
+        """
+        for template, canonical in self.family.names.items():
+            place = _Place.of(canonical)
+            if place is None or place.matrix is None or not place.is_single:
+                continue
+            for spelling in self._spellings(template):
+                for number, layer in enumerate(self.layers):
+                    if place.matrix in layer.experts.singles:
+                        continue
+                    column = take_column(left, spelling, number, self.outline.n_experts)
+                    if column:
+                        layer.experts.singles[place.matrix] = dict(enumerate(column))
+
+    def _spellings(self, template: str) -> list[str]:
+        """`template` as it is and with all that may stand before it in multimodal checkpoints."""
+        found = [template] + [
+            prefix + template.removeprefix(short)
+            for prefix, short in self.family.prefixes.items()
+            if template.startswith(short)
+        ]
+        return [name for name in found if not name.startswith(self.family.left_out)]
 
     def _plain(self, name: str) -> str:
         """`name` without what stands before it in multimodal checkpoints."""

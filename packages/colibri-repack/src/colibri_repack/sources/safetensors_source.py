@@ -137,14 +137,11 @@ class SafetensorsSource:
             weight_map = self._read_index(path / INDEX)
             shards = list(dict.fromkeys(weight_map.values()))
             self._note_strays(sorted(set(found) - set(shards)))
-            tensors, shard_of = self._merge(path, shards, "the index names it")
-            if shard_of != weight_map:
-                self._refuse_index(path, weight_map, shard_of)
-            return tensors
+            return self._merge(path, shards, "the index names it", weight_map)
         if SINGLE in found:
             self._note_strays([name for name in found if name != SINGLE])
             return parse_safetensors_header(self._files, path / SINGLE)
-        return self._merge(path, self._shard_set(path, found), "its number is in the set")[0]
+        return self._merge(path, self._shard_set(path, found), "its number is in the set")
 
     def _note_strays(self, names: list[str]) -> None:
         if names:
@@ -157,16 +154,16 @@ class SafetensorsSource:
         if not isinstance(weight_map, dict) or not weight_map:
             raise SourceError("safetensors-index", path, "has no weight_map",
                               "an object of tensor and file names")  # fmt: skip
-        good: set[str] = set()
-        for name, shard in weight_map.items():
-            if type(shard) is str and shard in good:
-                continue
+        # Many tensors, few files: each name of one is looked at once.
+        kinds = set(map(type, weight_map.values()))
+        shards = set(weight_map.values()) if kinds == {str} else weight_map.values()
+        for shard in shards:
             # A name with a folder in it could point anywhere on the machine.
             if not isinstance(shard, str) or Path(shard).name != shard or "\0" in shard:
+                name = next(name for name, other in weight_map.items() if other is shard)
                 raise SourceError("safetensors-index", path,
                                   f"tensor {name!r} is in {str(shard)[:80]!r}",
                                   "the name of a file in the same folder")  # fmt: skip
-            good.add(shard)
         return weight_map
 
     def _shard_set(self, path: Path, found: list[str]) -> list[str]:
@@ -188,19 +185,19 @@ class SafetensorsSource:
         return [f"{stem}-{number:0{width}}-of-{total}.safetensors" for number in numbers]
 
     def _merge(
-        self, folder: Path, shards: list[str], why: str
-    ) -> tuple[dict[str, SourceTensor], dict[str, str]]:
-        """The tensors of all shards by name, and which shard each is in."""
+        self, folder: Path, shards: list[str], why: str, weight_map: dict[str, str] | None = None
+    ) -> dict[str, SourceTensor]:
+        """The tensors of all shards by name; `weight_map`, if any, must say just that."""
         for shard in shards:
             if not (folder / shard).is_file():
                 raise SourceError("missing-shard", folder / shard, "is not there", why,
                                   "fetch the file")  # fmt: skip
         tensors: dict[str, SourceTensor] = {}
-        shard_of: dict[str, str] = {}
+        n_listed = 0
         for shard in shards:
             found = parse_safetensors_header(self._files, folder / shard)
-            if twice := found.keys() & tensors.keys():
-                name = next(name for name in found if name in twice)
+            if not tensors.keys().isdisjoint(found):
+                name = next(name for name in found if name in tensors)
                 raise SourceError(
                     "duplicate-tensor",
                     f"{folder / shard}: tensor {name!r}",
@@ -209,12 +206,16 @@ class SafetensorsSource:
                     "fetch the model again into an empty folder",
                 )
             tensors |= found
-            shard_of |= dict.fromkeys(found, shard)
-        return tensors, shard_of
+            if weight_map is not None:
+                n_listed += [weight_map.get(name) for name in found].count(shard)
+        if weight_map is not None and not n_listed == len(tensors) == len(weight_map):
+            self._refuse_index(folder, weight_map, tensors)
+        return tensors
 
     def _refuse_index(
-        self, folder: Path, weight_map: dict[str, str], shard_of: dict[str, str]
+        self, folder: Path, weight_map: dict[str, str], tensors: dict[str, SourceTensor]
     ) -> NoReturn:
+        shard_of = {name: tensor.file.name for name, tensor in tensors.items()}
         for name, shard in weight_map.items():
             if shard_of.get(name) != shard:
                 raise SourceError(
