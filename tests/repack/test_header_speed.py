@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colibri_repack import SourceError
-from colibri_repack.families.names import NameSplitter, split_name
+from colibri_repack.families.names import split_name, take_column
 from colibri_repack.sources.files import InputFiles
-from colibri_repack.sources.json_object import parse_object
+from colibri_repack.sources.json_object import MAX_INDEX_VALUES, parse_object
 from colibri_repack.sources.safetensors_header import parse_compact, parse_safetensors_header
+from colibri_repack.sources.safetensors_index import parse_plain_map
 
 SHAPES = ([2, 3], [6], [], [0, 4], [1, 1, 6])
 
@@ -154,16 +155,72 @@ def test_signs_of_json_inside_strings_and_arrays_are_no_second_keys(text: str) -
     assert parse_object(text.encode(), "h", "bad", 1000) == json.loads(text)
 
 
-@given(
-    st.lists(
-        st.lists(st.sampled_from(["a", "0", "7", "12", "007", "weight", "{}", "", "x1", "gate"]),
-                 min_size=1, max_size=6).map(".".join)
-    )
-)  # fmt: skip
-def test_names_split_together_are_split_as_alone(names: list[str]) -> None:
-    splitter = NameSplitter()
+def plain_index(weight_map: dict[str, str], indent: int | None = 2) -> str:
+    return json.dumps({"metadata": {"total_size": 7}, "weight_map": weight_map}, indent=indent)
 
-    assert [splitter.split(name) for name in names] == [split_name(name) for name in names]
+
+@given(
+    at=st.integers(0, 400),
+    what=st.sampled_from(list('",:{}[]0\\ \n\t\x0bab')),
+    is_insert=st.booleans(),
+)
+def test_an_index_with_one_sign_changed_says_what_its_json_says(
+    at: int, what: str, is_insert: bool
+) -> None:
+    good = plain_index({"a.w": "m-1", "b.w": "m-1", "c": "m-2"})
+    at %= len(good)
+    text = good[:at] + what + good[at + (not is_insert) :]
+
+    quick = parse_plain_map(text.encode())
+
+    if quick is not None:
+        assert parse_object(text.encode(), "i", "bad", 1000)["weight_map"] == quick
+
+
+def test_the_form_in_which_hubs_write_an_index_is_read_quickly() -> None:
+    weight_map = {f"layers.{n}.weight": f"model-{n % 3}.safetensors" for n in range(20)}
+
+    assert parse_plain_map(plain_index(weight_map).encode()) == weight_map
+    assert parse_plain_map((plain_index({"a": "b"}) + "\n").encode()) == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"weight_map": {}}',
+        plain_index({"a": "b"})[:-2],
+        plain_index({"a": "b"}).replace('"metadata"', '"weight_map"'),
+        plain_index({"a": "b", "c": "b"}).replace('"c"', '"a"'),
+        plain_index({"a": "\x1f"}),
+        plain_index({"a": "é"}),
+        plain_index({"a": "b", "c": "d"}).replace('"d"', "1"),
+    ],
+)
+def test_any_other_index_is_left_to_the_json_parser(text: str) -> None:
+    assert parse_plain_map(text.encode()) is None
+
+
+def test_an_index_of_quotes_alone_is_not_cut_apart() -> None:
+    text = '{"weight_map": {"' + '"' * (4 * MAX_INDEX_VALUES + 1) + '"}}'
+
+    assert parse_plain_map(text.encode()) is None
+
+
+def test_a_column_of_names_is_taken_whole() -> None:
+    left = {f"l.{layer}.e.{n}.w": (layer, n) for layer in (0, 1) for n in range(3)} | {"x": (9, 9)}
+
+    assert take_column(left, "l.{}.e.{}.w", 1, 3) == [(1, 0), (1, 1), (1, 2)]
+    assert sorted(left) == ["l.0.e.0.w", "l.0.e.1.w", "l.0.e.2.w", "x"]
+
+
+@pytest.mark.parametrize("n", [0, 4, 2**60])
+def test_a_column_that_lacks_a_name_is_left(n: int) -> None:
+    left = {f"l.0.e.{number}.w": number for number in range(3)}
+
+    assert take_column(left, "l.{}.e.{}.w", 0, n) == []
+    assert len(left) == 3
 
 
 @pytest.mark.parametrize(

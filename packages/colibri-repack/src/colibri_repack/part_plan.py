@@ -147,11 +147,11 @@ class PartPlanner:
                 for expert in range(first, first + len(column))
             ]
         n = len(column)
-        rows = zip(
+        fields = zip(
             column, [conversion] * n, [dtype] * n, [size] * n, weights, [row_interleave] * n,
             strict=True,
         )  # fmt: skip
-        return tuple(tuples_of(Part, rows))
+        return tuple(tuples_of(Part, fields))
 
     def _expert(self, layer: int, expert: int, role: Role, part: Slice) -> Part:
         if self.quant is Quant.KEEP:

@@ -342,7 +342,8 @@ def _metadata(
 
 def _file_names(source: Source) -> set[str]:
     """Names of the files that tensors come from: many tensors, few files."""
-    files = {id(tensor.file): tensor.file for tensor in source.tensors.values()}
+    found = [tensor.file for tensor in source.tensors.values()]
+    files = dict(zip(map(id, found), found, strict=True))
     return {path.name.encode("utf-8", "replace").decode() for path in files.values()}
 
 

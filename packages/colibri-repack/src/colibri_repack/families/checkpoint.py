@@ -132,23 +132,23 @@ class _Reader:
         found: dict[str, SourceTensor] = {}
         unknown: list[str] = []
         left = dict(self.weights.tensors)
-        for template, canonical in table.items():
+        for template, form in table.items():
             if template.count("{}") < 2 or template in self.family.ignored:
                 continue
             for layer in range(self.model.n_layers):
-                if canonical.format(layer, 0) not in found:
+                if form.format(layer, 0) not in found:
                     column = take_column(left, template, layer, n_experts)
-                    found |= {canonical.format(layer, n): t for n, t in enumerate(column)}
+                    found |= {form.format(layer, n): tensor for n, tensor in enumerate(column)}
         for name, tensor in left.items():
             template, numbers = split_name(name)
             if template in self.family.ignored:
                 self.dropped.append(name)
                 continue
-            canonical = table.get(template)
-            if canonical is None or any(n >= m for n, m in zip(numbers, limits, strict=False)):
+            place = table.get(template)
+            if place is None or any(n >= m for n, m in zip(numbers, limits, strict=False)):
                 unknown.append(name)
                 continue
-            canonical = canonical.format(*numbers)
+            canonical = place.format(*numbers)
             if canonical in found:
                 raise SourceError("duplicate-tensor", f"{self.source.path}: tensor {name!r}",
                                   f"is the same as {found[canonical].name!r}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Final
 
@@ -61,9 +61,9 @@ class Weights:
         every = source.tensors
         # Matrices are many and alike: each kind of them is looked at once.
         checked: set[tuple[object, ...]] = set()
-        names = [name for name in every if name.endswith(SCALE_SUFFIX)]
-        for scale_name, name in zip(names, [n[: -len(SCALE_SUFFIX)] for n in names], strict=True):
-            scale, tensor = every[scale_name], every.get(name)
+        self.tensors: dict[str, SourceTensor] = dict(every)
+        for scale_name in [name for name in every if name.endswith(SCALE_SUFFIX)]:
+            scale, tensor = every[scale_name], every.get(scale_name[: -len(SCALE_SUFFIX)])
             if tensor is None:
                 continue
             kind = tensor.dtype.name, tensor.shape, scale.dtype.name, scale.shape
@@ -72,13 +72,8 @@ class Weights:
                     continue
                 self._check(tensor, scale)
                 checked.add(kind)
-            self._scales[name] = scale
-        taken = {name + SCALE_SUFFIX for name in self._scales}
-        self.tensors: Mapping[str, SourceTensor] = (
-            {name: tensor for name, tensor in every.items() if name not in taken}
-            if taken
-            else every
-        )
+            self._scales[tensor.name] = scale
+            del self.tensors[scale_name]
         self._decoder: Fp8Decoder | None = None
         if form is not Fp8Form.KEEP:
             self._decoder = Fp8Decoder(self._scales, block, DTYPES[form.value])

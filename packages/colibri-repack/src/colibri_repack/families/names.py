@@ -145,7 +145,7 @@ ALL: Final = (
 
 
 def take_column(left: dict[str, _T], template: str, first: int, n: int) -> list[_T]:
-    """Takes what `left` has under the names of `template` with the numbers `first` and 0 to `n` - 1.
+    """Takes what `left` has under names of `template` with the numbers `first` and 0 to `n` - 1.
 
     Nothing, and leaves all, unless every one is there. Nearly all tensors are experts' matrices:
     looking for names is many times as fast as taking them apart.

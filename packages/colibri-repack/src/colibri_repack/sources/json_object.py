@@ -22,6 +22,11 @@ take 2.5 GB.
 """
 
 
+def count_sign(data: bytes | bytearray, sign: str) -> int:
+    """How often the ASCII character `sign` is in `data`; five times as fast as `data.count`."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord(sign)))
+
+
 def parse_object(
     data: bytes | bytearray, where: object, code: str, max_values: int
 ) -> dict[str, Any]:
@@ -34,7 +39,7 @@ def parse_object(
     # A value takes a byte at least.
     n_values = 0
     if len(data) > max_values:
-        n_values = sum(_count(data, sign) for sign in ",[{")
+        n_values = sum(count_sign(data, sign) for sign in ",[{")
     if n_values > max_values:
         raise SourceError(code, where, f"has about {n_values} values",
                           f"at most {max_values}: no checkpoint has more")  # fmt: skip
@@ -71,11 +76,6 @@ def read_object(
     return parse_object(files.read(path, 0, size), path, code, max_values)
 
 
-def _count(data: bytes | bytearray, sign: str) -> int:
-    """How often the ASCII character `sign` is in `data`; five times as fast as `data.count`."""
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord(sign)))
-
-
 def _has_each_key_once(data: bytes | bytearray, record: object) -> bool:
     """Whether `data`, which was parsed as `record`, certainly has no key twice in an object.
 
@@ -84,13 +84,13 @@ def _has_each_key_once(data: bytes | bytearray, record: object) -> bool:
     brace stands in a string, or an object in an array.
     """
     n_members = n_objects = 0
-    n_braces = _count(data, "{")
+    n_braces = count_sign(data, "{")
     objects = [record] if type(record) is dict else []
     while objects:
         n_objects += len(objects)
         n_members += sum(map(len, objects))
         if n_objects == n_braces:
-            return _count(data, ":") == n_members
+            return count_sign(data, ":") == n_members
         objects = [value for found in objects for value in found.values() if type(value) is dict]
     return False
 

@@ -146,9 +146,13 @@ def parse_compact(
         return None
     head, body = header[: first.start()], header[first.start() :].rstrip(_JSON_SPACE)
     codes = np.frombuffer(body.encode(), np.uint8)
-    quotes = np.flatnonzero(codes == ord('"'))
-    if len(quotes) % _N_QUOTES or codes.min() < ord(" ") or "\\" in body or not _is_head(head):
+    is_quote = codes == ord('"')
+    n_quotes = np.count_nonzero(is_quote)
+    if n_quotes % _N_QUOTES or n_quotes > 2 * MAX_HEADER_VALUES:
         return None
+    if codes.min() < ord(" ") or "\\" in body or not _is_head(head):
+        return None
+    quotes = np.flatnonzero(is_quote)
     starts, stops, ends_of_kind = (quotes[at::_N_QUOTES].tolist() for at in (0, 1, 8))
     names = [body[start + 1 : stop] for start, stop in zip(starts, stops, strict=True)]
     kinds = [body[start:stop] for start, stop in zip(stops, ends_of_kind, strict=True)]

@@ -15,8 +15,9 @@ from ..errors import SourceError
 from .embedded import EmbeddedFile
 from .files import Fingerprint, InputFiles
 from .gguf_source import check_range
-from .json_object import MAX_INDEX_VALUES, MAX_JSON_BYTES, read_object
+from .json_object import MAX_JSON_BYTES, read_object
 from .safetensors_header import parse_safetensors_header
+from .safetensors_index import read_weight_map
 from .tensor import SourceTensor
 
 SINGLE: Final = "model.safetensors"
@@ -134,7 +135,7 @@ class SafetensorsSource:
             return parse_safetensors_header(self._files, path)
         found = sorted(p.name for p in path.glob("*.safetensors"))
         if _is_there(path / INDEX):
-            weight_map = self._read_index(path / INDEX)
+            weight_map = read_weight_map(self._files, path / INDEX)
             shards = list(dict.fromkeys(weight_map.values()))
             self._note_strays(sorted(set(found) - set(shards)))
             return self._merge(path, shards, "the index names it", weight_map)
@@ -146,25 +147,6 @@ class SafetensorsSource:
     def _note_strays(self, names: list[str]) -> None:
         if names:
             self._notes.append(f"not part of the model, ignored: {', '.join(names)}")
-
-    def _read_index(self, path: Path) -> dict[str, str]:
-        weight_map = read_object(self._files, path, "safetensors-index", MAX_INDEX_VALUES).get(
-            "weight_map"
-        )
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise SourceError("safetensors-index", path, "has no weight_map",
-                              "an object of tensor and file names")  # fmt: skip
-        # Many tensors, few files: each name of one is looked at once.
-        kinds = set(map(type, weight_map.values()))
-        shards = set(weight_map.values()) if kinds == {str} else weight_map.values()
-        for shard in shards:
-            # A name with a folder in it could point anywhere on the machine.
-            if not isinstance(shard, str) or Path(shard).name != shard or "\0" in shard:
-                name = next(name for name, other in weight_map.items() if other is shard)
-                raise SourceError("safetensors-index", path,
-                                  f"tensor {name!r} is in {str(shard)[:80]!r}",
-                                  "the name of a file in the same folder")  # fmt: skip
-        return weight_map
 
     def _shard_set(self, path: Path, found: list[str]) -> list[str]:
         if len(found) == 1 and not _SHARD.fullmatch(found[0]):
@@ -207,7 +189,7 @@ class SafetensorsSource:
                 )
             tensors |= found
             if weight_map is not None:
-                n_listed += [weight_map.get(name) for name in found].count(shard)
+                n_listed += list(map(weight_map.get, found)).count(shard)
         if weight_map is not None and not n_listed == len(tensors) == len(weight_map):
             self._refuse_index(folder, weight_map, tensors)
         return tensors
