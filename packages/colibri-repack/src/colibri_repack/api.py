@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from .collector import without_collector
 from .convert import Progress, check_output, convert
 from .decoding import Fp8Form
 from .families import Checkpoint, read_checkpoint
@@ -36,7 +36,7 @@ def plan(source: SourceLike, options: RepackOptions | None = None) -> RepackPlan
         ColibriError: whatever is wrong with the source or the options; see `open_source`,
             `read_checkpoint` and `plan_repack`.
     """
-    with _no_collector(), _opened(source) as opened:
+    with without_collector(), _opened(source) as opened:
         options = options or RepackOptions()
         return _planned(opened, _checkpoint(opened, options), options)
 
@@ -75,7 +75,7 @@ def repack(
     """
     output = Path(output)
     with (
-        _no_collector() as collect_again,
+        without_collector() as collect_again,
         _opened(source) as opened,
         opened_imatrix(imatrix) as matrix,
     ):
@@ -120,26 +120,6 @@ def _planned(source: Source, checkpoint: Checkpoint, options: RepackOptions) -> 
         slow = f"converting runs in {engine_name()}"
         planned = replace(planned, warnings=(*planned.warnings, slow))
     return planned
-
-
-@contextmanager
-def _no_collector() -> Iterator[Callable[[], None]]:
-    """Without the garbage collector; what is given ends that before the context does.
-
-    Plans are a million objects and no cycle. Looking through them again and again, as they grow,
-    takes a fifth of the time.
-    """
-    was_enabled = gc.isenabled()
-
-    def collect_again() -> None:
-        if was_enabled:
-            gc.enable()
-
-    gc.disable()
-    try:
-        yield collect_again
-    finally:
-        collect_again()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from .cmd_shared import (
     run,
     size_argument,
 )
+from .collector import without_collector
 from .decoding import Fp8Form
 from .families import AUTO, FAMILIES
 from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
@@ -59,22 +60,9 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
     if arguments.dry_run:
-        with opened_imatrix(arguments.imatrix) as imatrix:
-            options = RepackOptions(
-                quant=Quant.of(arguments.quant),
-                alignment=arguments.block_size,
-                dense_quant=Quant.of(arguments.dense_quant) if arguments.dense_quant else None,
-                may_requantise=arguments.allow_requantize,
-                imatrix=imatrix,
-                family=arguments.family,
-                fp8=Fp8Form.of(arguments.fp8),
-                layout=KernelLayout.of(arguments.layout),
-                trace=None if arguments.order is None else read_trace(Path(arguments.order)),
-                volumes=tuple(map(VolumeFolder.parse, arguments.volume)),
-                memory_bytes=arguments.memory,
-            )
-            planned = plan(source, options)
-            report = RepackReport.of(planned, Path(source), output, estimate=estimate_time(planned))
+        # The plan is gone again before the collector could look through it.
+        with without_collector():
+            report = _dry_run(arguments, source, output)
     else:
         with progress_bar("repacking", is_quiet=arguments.json) as progress:
             report = repack(
@@ -101,6 +89,25 @@ def _repack(arguments: argparse.Namespace, source: str, output: Path) -> int:
     else:
         _print_report(report)
     return EXIT_OK
+
+
+def _dry_run(arguments: argparse.Namespace, source: str, output: Path) -> RepackReport:
+    with opened_imatrix(arguments.imatrix) as imatrix:
+        options = RepackOptions(
+            quant=Quant.of(arguments.quant),
+            alignment=arguments.block_size,
+            dense_quant=Quant.of(arguments.dense_quant) if arguments.dense_quant else None,
+            may_requantise=arguments.allow_requantize,
+            imatrix=imatrix,
+            family=arguments.family,
+            fp8=Fp8Form.of(arguments.fp8),
+            layout=KernelLayout.of(arguments.layout),
+            trace=None if arguments.order is None else read_trace(Path(arguments.order)),
+            volumes=tuple(map(VolumeFolder.parse, arguments.volume)),
+            memory_bytes=arguments.memory,
+        )
+        planned = plan(source, options)
+        return RepackReport.of(planned, Path(source), output, estimate=estimate_time(planned))
 
 
 def _print_report(report: RepackReport) -> None:

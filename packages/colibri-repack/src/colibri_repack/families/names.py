@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Final, TypeVar
 
 _T = TypeVar("_T")
@@ -153,9 +154,9 @@ def take_column(left: dict[str, _T], template: str, first: int, n: int) -> list[
     head, middle, tail = template.split("{}")
     head = f"{head}{first}{middle}"
     # Ends at the first that is not there, however many a description says there are.
-    if not n or not all(f"{head}{number}{tail}" in left for number in range(n)):
-        return []
-    return [left.pop(f"{head}{number}{tail}") for number in range(n)]
+    wanted = (f"{head}{number}{tail}" for number in range(n))
+    names = list(takewhile(left.__contains__, wanted))
+    return list(map(left.pop, names)) if len(names) == n else []
 
 
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:

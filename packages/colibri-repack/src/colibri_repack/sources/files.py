@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -91,7 +92,7 @@ class InputFiles:
             found = path.stat()
         except OSError as error:
             raise StorageError.of(error, path, "looking at the file") from error
-        if not path.is_file():
+        if not stat.S_ISREG(found.st_mode):
             raise StorageError(
                 "not-a-file", path, "is no regular file", "a checkpoint's file is required"
             )
