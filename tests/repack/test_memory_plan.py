@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colibri_format import ColibriError
-from colibri_repack import Quant, RepackOptions, cmd_repack, plan, repack
-from colibri_repack.memory_plan import MemoryNeeds, plan_memory
+from colibri_repack import (
+    Quant,
+    RepackOptions,
+    cmd_repack,
+    open_source,
+    plan,
+    read_checkpoint,
+    repack,
+)
+from colibri_repack.memory_plan import MemoryNeeds, check_metadata, plan_memory
 from colibri_repack.pieces import cut, gather
 from helpers.gguf_models import gguf_model
+from helpers.random_models import CONFIGS
 
 MIB = 2**20
 Capture = pytest.CaptureFixture[str]
@@ -117,3 +127,52 @@ def test_report_says_how_files_were_read_and_written(tmp_path: Path) -> None:
         assert record[name]["mode"] in ("direct", "buffered")
         assert record[name]["reason"]
     assert record["peak_memory_estimate_bytes"] <= 512 * MIB
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "GraniteMoeForCausalLM"])
+def test_experts_beyond_the_budget_are_refused_before_they_are_cut(
+    tmp_path: Path, architecture: str
+) -> None:
+    config = CONFIGS["qwen3moe"] | {"architectures": [architecture]}
+    config |= {"num_hidden_layers": 1, "num_experts": 2**20, "num_local_experts": 2**20}
+    is_granite = architecture.startswith("Granite")
+    stem = "model.layers.0." + ("block_sparse_moe." if is_granite else "mlp.experts.")
+    names = ("input_linear.weight", "output_linear.weight") if is_granite else (
+        "gate_up_proj", "down_proj")  # fmt: skip
+    hidden = config["hidden_size"]
+    header, end = {}, 0
+    for name, shape in zip(names, ((2**20, 2, hidden), (2**20, hidden, 1)), strict=True):
+        start, end = end, end + 2 * 2**20 * hidden * shape[1 if shape[2] == hidden else 2]
+        header[stem + name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+
+    with pytest.raises(ColibriError) as caught:
+        plan(tmp_path, RepackOptions(memory_bytes=2**30))
+
+    assert caught.value.code == "budget-too-small"
+    assert "1 layers of 1048576 experts" in str(caught.value)
+
+
+def test_an_index_that_is_too_large_is_why_a_plan_is_refused() -> None:
+    check_metadata(512 * 2**20, 94, 128)
+    with pytest.raises(ColibriError) as caught:
+        check_metadata(512 * 2**20, 6, 10**6)
+
+    assert caught.value.code == "budget-too-small"
+    assert "cut too fine" in str(caught.value)
+
+
+def test_described_families_ask_first_too(tmp_path: Path) -> None:
+    source = gguf_model("qwen3moe").write(tmp_path / "m.gguf")
+    asked: list[tuple[int, int]] = []
+
+    opened = open_source(source)
+    checkpoint = read_checkpoint(opened, admit=lambda *counts: asked.append(counts))
+    opened.close()
+
+    routed = [table for table in checkpoint.experts if table is not None]
+    assert asked == [(len(routed), checkpoint.n_experts)]

@@ -1,4 +1,4 @@
-"""Fills the disk that a repack writes to, in the middle of it, and lets it go on when there is room.
+"""Fills the disk that a repack writes to, in the middle of it, and goes on when there is room.
 
 python full_disk.py [--kind ext4|tmpfs] [--layers 2] [--folder DIR]      (as root: it mounts)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from .collector import without_collector
@@ -15,7 +16,7 @@ from .decoding import Fp8Form
 from .families import Checkpoint, read_checkpoint
 from .imatrix import Imatrix
 from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
-from .memory_plan import DEFAULT_MEMORY
+from .memory_plan import DEFAULT_MEMORY, check_metadata
 from .part_plan import Conversion
 from .plan_advice import MIN_ALIGNMENT
 from .quantise import Quant
@@ -140,7 +141,8 @@ def opened_imatrix(path: str | os.PathLike[str] | None) -> Iterator[Imatrix | No
 
 
 def _checkpoint(source: Source, options: RepackOptions) -> Checkpoint:
-    return read_checkpoint(source, family=options.family, fp8=options.fp8)
+    admit = partial(check_metadata, options.memory_bytes)
+    return read_checkpoint(source, family=options.family, fp8=options.fp8, admit=admit)
 
 
 @contextmanager

@@ -14,12 +14,19 @@ from colibri_format.page_memory import page_memory_bytes
 from colibri_format.write_behind import N_BUFFERS, N_THREADS
 
 from .errors import MemoryBudgetError
+from .plan_advice import index_advice
 
 DEFAULT_MEMORY: Final = 512 * 2**20
+# Measured, rounded up: interpreter, NumPy, modules and the arrays of a conversion; the entry, slice
+# and job of a tensor.
+WORKING_BYTES: Final = 64 * 2**20
+PER_PART_BYTES: Final = 2048
 PIECES: Final = 32
 """Slices, or parts of them, that one tile holds at most."""
 PAGE: Final = 4096
 _MIB: Final = 2**20
+_LEAST_PARTS: Final = 2  # an expert has up and down
+_INDEX_BYTES: Final = 24  # of an expert: extent and checksum
 _TILES: Final = (4 * _MIB, 2 * _MIB, _MIB)
 _SMALL_TILES: Final = (_MIB // 2, _MIB // 4)
 _WRITE_BUFFER: Final = 4 * _MIB
@@ -59,6 +66,29 @@ class MemoryPlan:
     n_workers: int
     n_tiles: int
     write_buffer_bytes: int
+
+
+def check_metadata(budget_bytes: int, n_layers: int, n_experts: int) -> None:
+    """Raise if the plan alone, of so many layers with experts, is more than `budget_bytes`.
+
+    To be asked before it is made: that takes the memory, and descriptions may say any number.
+
+    Raises:
+        MemoryBudgetError: `budget-too-small`.
+    """
+    n = n_layers * n_experts
+    least = -(-(WORKING_BYTES + _LEAST_PARTS * PER_PART_BYTES * n) // _MIB)
+    if least * _MIB <= budget_bytes:
+        return
+    advice = index_advice(_INDEX_BYTES * n, n_layers, n_experts)
+    raise MemoryBudgetError(
+        "budget-too-small",
+        "repack",
+        f"a memory budget of {format_size(budget_bytes)} ({budget_bytes} bytes) for {n_layers} "
+        f"layers of {n_experts} experts",
+        f"more than {least}M for the model's metadata alone",
+        advice or f"repack with --memory {2 * least}M",
+    )
 
 
 def plan_memory(budget_bytes: int, needs: MemoryNeeds, n_cores: int) -> MemoryPlan:

@@ -76,18 +76,21 @@ def _grouping_advice(uses: Uses) -> str:
     return "a type of more bits, or a model with larger experts, has less"
 
 
-def index_advice(index_bytes: int, n_layers: int, n_experts: int, block_bytes: int) -> str:
+def index_advice(
+    index_bytes: int, n_layers: int, n_experts: int, block_bytes: int | None = None
+) -> str:
     """What is cut too fine where the index is above 100 MiB, in words; else empty.
 
-    `block_bytes` is the payload of all blocks.
+    `block_bytes` is the payload of all blocks, where it is known.
     """
     if index_bytes <= MAX_GOOD_INDEX:
         return ""
     factor = -(-index_bytes // MAX_GOOD_INDEX)
     n_places = n_layers * n_experts
+    each = "" if block_bytes is None else f", {block_bytes // n_places} bytes each"
     return (
         f"the index takes {index_bytes} bytes (above {MAX_GOOD_INDEX}) for {n_layers} layers of "
-        f"{n_experts} experts: they are cut too fine, {block_bytes // n_places} bytes each, where "
+        f"{n_experts} experts: they are cut too fine{each}, where "
         f"a block should be one large read; {factor} of them in one make the index "
         f"{index_bytes // factor} bytes"
     )

@@ -29,7 +29,14 @@ from .expert_order import plan_order
 from .families import Checkpoint, DenseWeight
 from .imatrix import Imatrix
 from .kernel_layout import DEFAULT_LAYOUT, KernelLayout
-from .memory_plan import DEFAULT_MEMORY, MemoryNeeds, MemoryPlan, plan_memory
+from .memory_plan import (
+    DEFAULT_MEMORY,
+    PER_PART_BYTES,
+    WORKING_BYTES,
+    MemoryNeeds,
+    MemoryPlan,
+    plan_memory,
+)
 from .part_plan import Conversion, Part, PartPlanner, some
 from .pieces import unit_tile_bytes
 from .plan_advice import MIN_ALIGNMENT, index_advice, padding_advice, uses_of
@@ -39,11 +46,8 @@ from .routing_trace import PER_CHOICE_BYTES, RoutingTrace
 from .sources import EmbeddedFile, Source
 from .striping import VolumeFolder, plan_volumes, volume_labels
 
-# Measured, rounded up: interpreter, NumPy, modules and the arrays of a conversion; a parsed and
-# encoded vocabulary by the bytes of its file; a tensor's entry, slice and job.
-_WORKING_BYTES: Final = 64 * 2**20
+# Measured, rounded up: a parsed and encoded vocabulary by the bytes of its file.
 _PER_EMBEDDED_BYTE: Final = 10
-_PER_PART_BYTES: Final = 2048
 # NumPy in the place of the C library: float32 and what its searches make of them, a thread.
 _NUMPY_BYTES: Final = 24 * 2**20
 
@@ -233,10 +237,10 @@ def _memory_needs(
     parts = [part for part, _ in kinds]
     recoded = [part for part in parts if part.conversion is Conversion.RECODE]
     return MemoryNeeds(
-        fixed_bytes=_WORKING_BYTES
+        fixed_bytes=WORKING_BYTES
         + _PER_EMBEDDED_BYTE * embedded_bytes
         + trace_bytes
-        + _PER_PART_BYTES * sum(n for _, n in kinds)
+        + PER_PART_BYTES * sum(n for _, n in kinds)
         + 2 * file.index_bytes,
         n_files=1 + len(file.volumes),
         is_recoding=bool(recoded),

@@ -19,7 +19,7 @@ from .hf_model import hf_dense_layers, read_hf_model
 from .members import Members
 from .names import FUSED, ROPE_FREQS, split_name, take_column
 from .outline import read_outline
-from .parts import Checkpoint, DenseWeight, is_same
+from .parts import Admit, Checkpoint, DenseWeight, is_same
 from .registry import choose_family
 from .repack_only import RepackOnlyReader
 from .weights import Wanted, wanted_globals, wanted_in_layer
@@ -31,17 +31,23 @@ _SCALE_ROLES: Final = {
     Role.UP: Role.UP_SCALE,
     Role.DOWN: Role.DOWN_SCALE,
 }
+_STACKED: Final = ".ffn_down_exps.weight"
 _MAX_LISTED: Final = 10
 
 
 def read_checkpoint(
-    source: Source, *, family: str | None = None, fp8: Fp8Form = Fp8Form.BF16
+    source: Source,
+    *,
+    family: str | None = None,
+    fp8: Fp8Form = Fp8Form.BF16,
+    admit: Admit | None = None,
 ) -> Checkpoint:
     """`source` in canonical form, complete and of the shapes that its description asks for.
 
     `family` names one of `FAMILIES`, or is `auto`: experts of a family that is not known are
     recognised by names and shapes. By default the source says its family. `fp8` is what weights
-    with FP8 block scales become.
+    with FP8 block scales become. `admit` is asked with how many layers have stacks of experts, and
+    how many are in one, before there is an object for each; it raises if they are too many.
 
     Reads tensor data in one case: embeddings said to be tied with a head that is there too are
     compared, and a head that differs is kept.
@@ -55,10 +61,10 @@ def read_checkpoint(
     weights = Weights(source, check_quantisation(source, chosen.packings), fp8)
     if not chosen.is_described:
         outline = read_outline(source, chosen.architecture, chosen.default_tie)
-        return RepackOnlyReader(source, chosen, outline, weights, is_auto).read()
+        return RepackOnlyReader(source, chosen, outline, weights, is_auto, admit).read()
     read_model = read_gguf_model if source.format == "gguf" else read_hf_model
     model = _checked(read_model(source, chosen), source)
-    return _Reader(source, chosen, model, weights).read()
+    return _Reader(source, chosen, model, weights, admit).read()
 
 
 def _checked(model: ModelSpec, source: Source) -> ModelSpec:
@@ -73,17 +79,28 @@ def _checked(model: ModelSpec, source: Source) -> ModelSpec:
 class _Reader:
     """Takes each tensor out of `left` when its place is known; what stays is not understood."""
 
-    def __init__(self, source: Source, family: Family, model: ModelSpec, weights: Weights) -> None:
+    def __init__(
+        self,
+        source: Source,
+        family: Family,
+        model: ModelSpec,
+        weights: Weights,
+        admit: Admit | None,
+    ) -> None:
         self.source = source
         self.weights = weights
         self.family = family
         self.model = model
+        self.admit = admit
         self.dropped: list[str] = []
         self.notes: list[str] = []
         self.left = self._by_canonical_name()
 
     def read(self) -> Checkpoint:
         dense_layers = self._dense_layers()
+        stacks = [t for name, t in self.left.items() if name.endswith(_STACKED) and t.shape]
+        if self.admit is not None and stacks:
+            self.admit(len(stacks), max(tensor.shape[0] for tensor in stacks))
         self._settle_head()
         dense: list[DenseWeight] = []
         experts: list[ExpertTable | None] = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from colibri_format import ModelSpec
 
@@ -12,6 +13,8 @@ from ..sources import Source, SourceTensor
 from .expert_table import ExpertTable
 from .family import Family
 
+Admit: TypeAlias = Callable[[int, int], None]
+"""Raises if so many layers of so many experts are too many."""
 _TILE_BYTES: Final = 4 * 2**20
 
 

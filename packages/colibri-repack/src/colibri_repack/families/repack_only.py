@@ -23,7 +23,7 @@ from .fp8_weights import SCALE_SUFFIX, Weights
 from .members import MAX_EXPERTS
 from .names import split_name, take_column
 from .outline import Outline
-from .parts import Checkpoint, DenseWeight, is_same
+from .parts import Admit, Checkpoint, DenseWeight, is_same
 
 _LAYERED: Final = "blk.{}."
 _FFN: Final = {Role.GATE: "ffn_gate.weight", Role.UP: "ffn_up.weight", Role.DOWN: "ffn_down.weight"}
@@ -89,13 +89,20 @@ class RepackOnlyReader:
     """
 
     def __init__(
-        self, source: Source, family: Family, outline: Outline, weights: Weights, is_auto: bool
+        self,
+        source: Source,
+        family: Family,
+        outline: Outline,
+        weights: Weights,
+        is_auto: bool,
+        admit: Admit | None,
     ) -> None:
         self.source = source
         self.family = family
         self.outline = outline
         self.weights = weights
         self.is_auto = is_auto
+        self.admit = admit
         self.dropped: list[str] = []
         self.left_out: list[str] = []
         self.notes: list[str] = []
@@ -113,6 +120,9 @@ class RepackOnlyReader:
         self._settle_layers()
         n_experts = self._n_experts()
         is_moe = n_experts > 0
+        stacked = [layer.experts.n_experts for layer in self.layers if layer.experts.stacks]
+        if self.admit is not None and stacked:
+            self.admit(len(stacked), max(stacked))
         self._settle_head()
         self._check_complete()
         dense = [self._weights(name, None, tensor) for name, tensor in self.globals.items()]
