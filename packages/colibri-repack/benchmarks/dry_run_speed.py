@@ -5,7 +5,8 @@ python dry_run_speed.py [--rounds 5] [--cold] [--folder DIR]
 Headers with holes where their data would be (synthetic_headers.py): DeepSeek-V3 as published, FP8
 in 163 shards; the same in BF16; Qwen3-235B-A22B as GGUF in three parts. Every run is a process of
 its own, interpreter, imports and output included. Arms take turns. With `--cold` (as root) the page
-cache is dropped before each run; else all but the first round reads from it.
+cache is dropped before each run; else all but the first round reads from it. How fast the machine
+was meanwhile is told by 5 million additions in Python, which take their turn as well.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def main() -> int:
 def measure(arms: dict[str, list[str]], arguments: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     cpu: dict[str, list[float]] = {name: [] for name in arms}
+    additions: list[float] = []
     # Installed modules are compiled already.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     help_command = [sys.executable, "-c", COMMAND, "--help"]
@@ -68,12 +70,21 @@ def measure(arms: dict[str, list[str]], arguments: argparse.Namespace) -> None:
             seconds[name].append(time.perf_counter() - start)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        start = time.perf_counter()
+        total = 0
+        for number in range(5_000_000):
+            total += number
+        additions.append(time.perf_counter() - start)
     print(f"{arguments.rounds} rounds, page cache {'dropped' if arguments.cold else 'warm'}")
     for name, took in seconds.items():
         print(
             f"{name:28} {statistics.median(took):.2f} s ({min(took):.2f} to {max(took):.2f}), "
             f"processor {statistics.median(cpu[name]):.2f} s"
         )
+    print(
+        f"{'5 million additions':28} {statistics.median(additions):.2f} s "
+        f"({min(additions):.2f} to {max(additions):.2f})"
+    )
 
 
 if __name__ == "__main__":
