@@ -1,12 +1,17 @@
-"""The one system call that Python lacks: mincore(2), what of a file the page cache holds."""
+"""System calls that Python lacks: mincore(2), prctl(2)."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import signal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+_PR_SET_PDEATHSIG: Final = 1  # prctl.h
 
 
 def resident_pages(mapping: mmap.mmap, offset: int, n_bytes: int) -> NDArray[np.bool_] | None:
@@ -25,3 +30,16 @@ def resident_pages(mapping: mmap.mmap, offset: int, n_bytes: int) -> NDArray[np.
     if call(start + offset, n_bytes, states.ctypes.data):
         return None
     return (states & 1).astype(np.bool_)
+
+
+def die_with(parent: int) -> None:
+    """Asks the kernel to kill this process when `parent`, its own, ends, even if it was killed;
+    ends it at once if that one has gone. Nothing where the system has no such call.
+    """
+    try:
+        call = ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError):
+        return
+    call(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), *[ctypes.c_ulong(0)] * 3)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

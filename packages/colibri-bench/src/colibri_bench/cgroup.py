@@ -6,11 +6,14 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from colibri_format import StorageError
+
+from .undo import remove_group, undone_if_killed
 
 _EMPTY_TRIES = 50
 _EMPTY_PAUSE_S = 0.02
@@ -20,7 +23,8 @@ class MemoryGroup:
     """A memory cgroup of our own, version 1 or 2, made on entering and removed on leaving.
 
     `limit_bytes` bounds what its processes hold, page cache of the files they read included;
-    None bounds nothing and only counts. Needs the right to make groups, as root has.
+    None bounds nothing and only counts. Needs the right to make groups, as root has. Should this
+    process be killed within, what runs in the group is killed as well and the group removed.
 
     Raises (on entering):
         StorageError: `no-cgroup` with what is missing.
@@ -32,6 +36,7 @@ class MemoryGroup:
         self._name = f"colibri-{name}-{os.getpid()}"
         self._folder: Path | None = None
         self._is_v1 = True
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         parent, self._is_v1 = self._parent()
@@ -39,10 +44,12 @@ class MemoryGroup:
         try:
             folder.mkdir()
             self._folder = folder
+            self._stack.enter_context(undone_if_killed(remove_group(folder)))
             if self.limit_bytes is not None:
                 self._limit(folder, self.limit_bytes)
         except OSError as error:
             self._remove()
+            self._stack.close()
             raise _unavailable(folder, f"cannot be made or limited: {error.strerror}") from error
         return self
 
@@ -53,6 +60,7 @@ class MemoryGroup:
         trace: TracebackType | None,
     ) -> None:
         self._remove()
+        self._stack.close()
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command that enters the group and then becomes `argv`.

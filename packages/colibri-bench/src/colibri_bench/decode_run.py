@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -127,6 +128,7 @@ def _request(run: Run, work: Work) -> dict[str, Any]:
         "n_tokens": work.n_tokens,
         "is_resident": run.limit.size_bytes is None,
         "is_timed": run.is_timed,
+        "parent": os.getpid(),
     }
     if not run.arm.is_ours:
         return request | run.arm.options | {"gguf": str(work.gguf), "n_context": work.n_context}

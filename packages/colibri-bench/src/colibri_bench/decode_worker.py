@@ -15,6 +15,7 @@ import numpy as np
 from colibri_runtime import RunConfig, Runtime, Timeline
 from colibri_runtime.machine import peak_rss_bytes
 
+from ._native import die_with
 from .token_time import mean_sums, middle_token, token_rows, token_sums
 from .work import count_work, memory_group
 
@@ -98,4 +99,6 @@ def _fetch_all(runtime: Runtime) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(generate(json.loads(sys.argv[1]))) + "\n")
+    wanted = json.loads(sys.argv[1])
+    die_with(wanted["parent"])
+    sys.stdout.write(json.dumps(generate(wanted)) + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import resource
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from .doctor_plan import Probe
 from .io_files import Blocks, synthetic_file
 from .io_plan import Extent, Way, plan_blocks, share_out
 from .io_run import read_extents
+from .io_slots import SlotRotation
 from .machine_facts import describe_disk, describe_machine
 from .page_cache import drop_caches
 
@@ -38,12 +38,14 @@ def probe_machine(blocks: Blocks | None, folder: Path, *, seconds: float = 2.0) 
     """Measures for about `seconds`; without blocks, on a file made in `folder` and removed."""
     with ExitStack() as stack:
         if blocks is None:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
-            path = stack.enter_context(synthetic_file(place, _MADE_BYTES))
+            path = stack.enter_context(synthetic_file(folder, _MADE_BYTES))
             blocks = Blocks([path], plan_blocks(_MADE_BYTES, _BLOCK_BYTES), None)
-        engines = {name: _refusal(name, blocks) for name in _ENGINES}
+        depth = default_depth(blocks.largest)
+        slots = SlotRotation(blocks.largest, depth)
+        stack.callback(slots.close)
+        engines = {name: _refusal(name, blocks, slots) for name in _ENGINES}
         chosen = next((name for name in _ENGINES if not engines[name]), "threads")
-        rate = _disk_rate(chosen, blocks, seconds)
+        rate = _disk_rate(Way(chosen, depth), blocks, slots, seconds)
         disk = describe_disk(blocks.paths[0])
     facts = describe_machine()
     found = native()
@@ -65,24 +67,24 @@ def probe_machine(blocks: Blocks | None, folder: Path, *, seconds: float = 2.0) 
     )
 
 
-def _refusal(engine: str, blocks: Blocks) -> str:
+def _refusal(engine: str, blocks: Blocks, slots: SlotRotation) -> str:
     """Empty if the engine reads a block directly, else why not."""
     extent = blocks.layers[0][0]
     try:
-        timed = read_extents(Way(engine, 1), blocks.paths, [extent])
+        timed = read_extents(Way(engine, 1), blocks.paths, [extent], slots)
     except (ColibriError, OSError) as error:
         return str(error)
     return "" if timed.mode == "direct" else timed.reason or "reads through the page cache"
 
 
-def _disk_rate(engine: str, blocks: Blocks, seconds: float) -> float | None:
+def _disk_rate(way: Way, blocks: Blocks, slots: SlotRotation, seconds: float) -> float | None:
     """Bytes a second over different blocks until the time is up or all were read."""
     pieces = _pieces(blocks)
     drop_caches(*blocks.paths)
     n_bytes, spent = 0, 0.0
     started = time.perf_counter()
     for piece in pieces:
-        timed = read_extents(Way(engine, default_depth(blocks.largest)), blocks.paths, piece)
+        timed = read_extents(way, blocks.paths, piece, slots)
         n_bytes += timed.n_bytes
         spent += timed.seconds
         if time.perf_counter() - started > seconds:

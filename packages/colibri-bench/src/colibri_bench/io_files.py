@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from colibri_format import StorageError, format_size, parse_model
 from colibri_runtime.machine import available_bytes
 
 from .io_plan import PAGE, Extent
+from .undo import remove_files, undone_if_killed
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 _CHUNK_BYTES: Final = 16 * 2**20
@@ -78,9 +79,9 @@ def synthetic_file(
     check_room(folder, size_bytes)
     path = folder / f"colibri-io-{os.getpid()}.bin"
     rng = np.random.Generator(np.random.SFC64(1))
-    try:
+    with _own_files([path], "writing a file to read from"):
         try:
-            with path.open("xb", buffering=0) as file:
+            with path.open("r+b", buffering=0) as file:
                 for start in range(0, size_bytes, _CHUNK_BYTES):
                     file.write(rng.bytes(min(_CHUNK_BYTES, size_bytes - start)))
                     if progress is not None:
@@ -89,8 +90,6 @@ def synthetic_file(
         except OSError as error:
             raise StorageError.of(error, path, "writing a file to read from") from error
         yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -106,11 +105,14 @@ def copies_in_memory(
     """
     check_room(folder, sum(extent.size for extent in extents))
     made = [folder / f"colibri-io-{os.getpid()}-{number}" for number in range(len(paths))]
-    try:
+    with _own_files(made, "copying what is to be read"):
         for number, (path, copy) in enumerate(zip(paths, made, strict=True)):
             of_file = [extent for extent in extents if extent.volume == number]
             try:
-                with path.open("rb", buffering=0) as source, copy.open("xb", buffering=0) as target:
+                with (
+                    path.open("rb", buffering=0) as source,
+                    copy.open("r+b", buffering=0) as target,
+                ):
                     target.truncate(path.stat().st_size)
                     for extent in of_file:
                         source.seek(extent.offset)
@@ -119,9 +121,29 @@ def copies_in_memory(
             except OSError as error:
                 raise StorageError.of(error, copy, "copying what is to be read") from error
         yield made
-    finally:
-        for copy in made:
-            copy.unlink(missing_ok=True)
+
+
+@contextmanager
+def _own_files(paths: Sequence[Path], what: str) -> Iterator[None]:
+    """Makes empty files, none of which was there, and removes them, killed or not.
+
+    Raises:
+        StorageError: what the kernel refused.
+    """
+    made: list[Path] = []
+    with ExitStack() as stack:
+        try:
+            for path in paths:
+                try:
+                    path.touch(exist_ok=False)
+                except OSError as error:
+                    raise StorageError.of(error, path, what) from error
+                made.append(path)
+            stack.enter_context(undone_if_killed(remove_files(made)))
+            yield
+        finally:
+            for path in made:
+                path.unlink(missing_ok=True)
 
 
 def check_room(folder: Path, size_bytes: int) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from colibri_runtime.machine import peak_rss_bytes
 
+from ._native import die_with
 from .work import count_work, mapped_files, memory_group
 
 
@@ -84,4 +85,6 @@ def _complete(server: Any, prompt: list[int], n_tokens: int) -> tuple[list[int],
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(generate(json.loads(sys.argv[1]))) + "\n")
+    wanted = json.loads(sys.argv[1])
+    die_with(wanted["parent"])
+    sys.stdout.write(json.dumps(generate(wanted)) + "\n")

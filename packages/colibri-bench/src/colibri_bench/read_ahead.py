@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from .undo import set_back, undone_if_killed
 
 
 @contextmanager
@@ -19,16 +21,18 @@ def read_ahead(file: Path, size_kb: int, root: Path = Path("/")) -> Iterator[str
     if place is None:
         yield "not known (no block device was found)"
         return
-    try:
-        before = place.read_text().strip()
-        place.write_text(str(size_kb))
-    except OSError as error:
-        yield f"left as it is ({error.strerror})"
-        return
-    try:
-        yield f"{size_kb} KiB, {before} KiB before and after"
-    finally:
-        place.write_text(before)
+    with ExitStack() as stack:
+        try:
+            before = place.read_text().strip()
+            stack.enter_context(undone_if_killed(set_back(place, str(size_kb), before)))
+            place.write_text(str(size_kb))
+        except OSError as error:
+            yield f"left as it is ({error.strerror})"
+            return
+        try:
+            yield f"{size_kb} KiB, {before} KiB before and after"
+        finally:
+            place.write_text(before)
 
 
 def _knob(file: Path, root: Path) -> Path | None:
