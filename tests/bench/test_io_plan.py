@@ -12,6 +12,7 @@ from colibri_bench.cmd_io import _parser
 from colibri_bench.demo_model import demo_gguf
 from colibri_bench.io_files import blocks_of, check_room, copies_in_memory, synthetic_file
 from colibri_bench.io_plan import (
+    PAGE,
     Extent,
     Reading,
     Way,
@@ -26,6 +27,7 @@ from colibri_bench.io_plan import (
     verdict,
 )
 from colibri_bench.io_run import read_extents
+from colibri_bench.io_slots import SlotRotation, plan_slots
 from colibri_bench.page_cache import CacheState
 from colibri_bench.throttle import throttled
 from colibri_format import StorageError, UsageError
@@ -111,7 +113,11 @@ def test_direct_mode_that_is_none_is_noticed():
 
 def test_rate_above_the_throttle_is_noticed():
     rows = summarise(
-        [reading("uring", 0.26), reading("buffered", 0.1, disk_bytes=10**9), reading("tmpfs", 9)]
+        [
+            reading("uring", 0.26, charged_bytes=10**9),
+            reading("buffered", 0.1, disk_bytes=10**9, charged_bytes=10**9),
+            reading("tmpfs", 9),
+        ]
     )
 
     assert check_rows(rows, throttle=10**9) == []
@@ -203,24 +209,76 @@ def test_copies_are_removed_after_a_failure(tmp_path):
     assert not list(folder.iterdir())
 
 
+@pytest.fixture
+def slots(demo_file, monkeypatch):
+    monkeypatch.setattr("colibri_bench.io_slots.POOL_BYTES", 0)
+    rotation = SlotRotation(blocks_of(demo_file).largest, 4)
+    yield rotation
+    rotation.close()
+
+
 @pytest.mark.parametrize("engine", ["mmap", "mmap willneed", "mmap random", "buffered", "threads"])
-def test_every_way_reads_all_blocks(demo_file, engine):
+def test_every_way_reads_all_blocks(demo_file, engine, slots):
     blocks = blocks_of(demo_file)
     extents = blocks.layers[0][:5]
-    timed = read_extents(Way(engine, 2 if engine == "threads" else None), blocks.paths, extents)
+    way = Way(engine, 2 if engine == "threads" else None)
+    timed = read_extents(way, blocks.paths, extents, slots)
 
     assert len(timed.latencies_s) == 5
     assert timed.n_bytes == sum(extent.size for extent in extents)
 
 
 @pytest.mark.parametrize("engine", ["mmap", "threads"])
-def test_slow_ways_read_less_rather_than_longer(demo_file, engine):
+def test_slow_ways_read_less_rather_than_longer(demo_file, engine, slots):
     blocks = blocks_of(demo_file)
     way = Way(engine, 1 if engine == "threads" else None)
-    timed = read_extents(way, blocks.paths, blocks.layers[0], most_s=0.0)
+    timed = read_extents(way, blocks.paths, blocks.layers[0], slots, most_s=0.0)
 
     assert len(timed.latencies_s) == 1
     assert timed.n_bytes == blocks.layers[0][0].size
+
+
+def test_slots_come_again_after_all_others(demo_file, slots):
+    blocks = blocks_of(demo_file)
+    for slot in range(slots.pool.n_slots):
+        slots.pool.slot(slot)[:] = 0
+    read_extents(Way("threads", 1), blocks.paths, blocks.layers[0][:3], slots)
+
+    assert [bool(slots.pool.slot(n).any()) for n in range(4)] == [True, True, True, False]
+    assert slots.take() == 3
+
+
+def test_failed_reads_give_their_slots_back(demo_file, slots):
+    beyond = Extent(2**40, PAGE)
+    with pytest.raises(StorageError) as caught:
+        read_extents(
+            Way("threads", 2), [demo_file], [*blocks_of(demo_file).layers[0], beyond], slots
+        )
+
+    assert caught.value.code == "short-read"
+    assert sorted(slots.take() for _ in range(4)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("slot_bytes", "available", "n_slots"),
+    [
+        (MIB, None, 320), (MIB, 2**40, 320), (7 * MIB // 2, 2**40, 91), (MIB, 400 * MIB, 100),
+        (MIB, MIB, 8), (100 * MIB, 2**40, 8),
+    ],
+)  # fmt: skip
+def test_pool_is_larger_than_caches_if_memory_allows(slot_bytes, available, n_slots):
+    assert plan_slots(slot_bytes, 8, available) == n_slots
+
+
+def test_reads_past_the_throttles_group_are_noticed():
+    rows = summarise(
+        [reading("uring", 0.1), reading("aio", 0.1, charged_bytes=10**8), reading("tmpfs", 9)]
+    )
+
+    assert check_rows(rows) == check_rows(rows, throttle=10**9)[:-1]
+    assert check_rows(rows, throttle=10**9)[-1].startswith(
+        "NOT CHARGED: the kernel did not charge what uring read"
+    )
 
 
 def test_version_2_throttle_sends_the_process_home(tmp_path):
@@ -232,7 +290,9 @@ def test_version_2_throttle_sends_the_process_home(tmp_path):
     with throttled(file, 10**6, tmp_path) as told:
         group = next(p for p in top.iterdir() if p.name.startswith("colibri-io"))
         assert (group / "io.max").read_text() == "8:0 rbps=1000000"
-        assert told == "io.max of 8:0"
+        assert told.how == "io.max of 8:0"
+        (group / "io.stat").write_text("9:0 rbytes=7\n8:0 rbytes=4096 wbytes=0 rios=1\n")
+        assert told.charged_bytes() == 4096
     assert (top / "user/session/cgroup.procs").read_text() == str(os.getpid())
 
 
@@ -253,9 +313,13 @@ def test_throttle_of_version_1_holds_the_whole_disk(tmp_path):
     file = disk_root(tmp_path, "7:blkio:/\n")
     (tmp_path / "sys/fs/cgroup/blkio").mkdir(parents=True)
 
-    with throttled(file, 10**6, tmp_path):
+    with throttled(file, 10**6, tmp_path) as limit:
         group = next(p for p in (tmp_path / "sys/fs/cgroup/blkio").iterdir() if p.is_dir())
         assert (group / "blkio.throttle.read_bps_device").read_text() == "8:0 1000000"
+        assert limit.charged_bytes() is None
+        counts = "9:0 Read 7\n8:0 Read 4096\n8:0 Write 0\n8:0 Total 4096\n"
+        (group / "blkio.throttle.io_service_bytes").write_text(counts)
+        assert limit.charged_bytes() == 4096
 
 
 def test_throttle_without_a_controller_is_refused(tmp_path):

@@ -6,16 +6,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from colibri_format import ColibriError, UsageError, parse_size
+from colibri_format import ColibriError, UsageError, format_size, parse_size
 from colibri_format.command import (
     EXIT_DATA,
     EXIT_INTERRUPTED,
@@ -111,7 +111,7 @@ def _main(argv: Sequence[str] | None) -> int:
             bench.memory = stack.enter_context(copies_in_memory(bench.paths, list(read)))
         bar.stop()
         if arguments.throttle is not None:
-            bench.group = stack.enter_context(throttled(path, arguments.throttle))
+            bench.limit = stack.enter_context(throttled(path, arguments.throttle))
         bench.alignment = _alignment(path)
         machine = describe_machine(path).as_dict()
         command = ["colibri", "bench", "io", *(sys.argv[2:] if argv is None else argv)]
@@ -125,7 +125,10 @@ def _main(argv: Sequence[str] | None) -> int:
                 rows=[row.as_dict() for row in rows],
                 notes=_notes(bench, rows),
                 is_complete=is_complete,
-                extra={"source": "made-up file" if arguments.file is None else str(path)},
+                extra={
+                    "source": "made-up file" if arguments.file is None else str(path),
+                    "pools": list(bench.pools.values()),
+                },
             )
 
         is_complete = measure(bench, lambda: keeper.save(results(is_complete=False)))
@@ -184,10 +187,21 @@ def _notes(bench: IoBench, rows: Sequence[IoRow]) -> list[str]:
     # What is wrong stands first.
     place = sum(note.startswith("NOT ") for note in notes)
     states = [f"before each reading: {'; '.join(sorted(bench.states))}"]
-    if bench.throttle is not None:
-        states.append(f"limit for every way: {bench.throttle / 1e6:.0f} MB/s, by {bench.group}")
+    if bench.pools:
+        states.append(f"read into {_pools(bench.pools.values())}, its slots in rotation")
+    if bench.throttle is not None and bench.limit is not None:
+        states.append(f"limit for every way: {bench.throttle / 1e6:.0f} MB/s, by {bench.limit.how}")
     states += [f"{name}: {why}" for name, why in bench.refused.items()]
     return [*notes[:place], *states, *notes[place:]]
+
+
+def _pools(pools: Iterable[Mapping[str, Any]]) -> str:
+    sizes = [pool["pool_bytes"] for pool in pools]
+    text = " to ".join(dict.fromkeys(format_size(size) for size in (min(sizes), max(sizes))))
+    huge = [pool["huge_bytes"] for pool in pools]
+    if None in huge:
+        return f"a pool of {text}"
+    return f"a pool of {text}, {sum(huge) / sum(sizes):.0%} of it in huge pages"
 
 
 def _print(rows: Sequence[IoRow], notes: Sequence[str]) -> None:
@@ -254,7 +268,9 @@ def _parser() -> argparse.ArgumentParser:
         "through mappings, through the page cache, directly, and from memory. Ways take turns; "
         "no two read the same blocks; the page cache is emptied before each. What has not been "
         "read since the file was made (first) and what has (re-read) are told apart, as virtual "
-        "disks serve the latter from their host's memory.",
+        "disks serve the latter from their host's memory. Everything but a mapping is read into "
+        "the slots of a pool larger than caches are, each used again only after all others, as "
+        "an engine's are.",
     )
     parser.add_argument(
         "file", type=Path, nargs="?", metavar="FILE.colibri", help="read the blocks of a model"

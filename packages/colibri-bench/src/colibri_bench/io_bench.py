@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -15,8 +15,10 @@ from colibri_format import StorageError, UsageError
 
 from .io_plan import Extent, Reading, Way, order_ways
 from .io_run import read_extents
+from .io_slots import SlotRotation
 from .page_cache import drop_caches
 from .picture import size_label
+from .throttle import Throttle
 
 THROTTLED_S: Final = 1.2
 """Seconds that a reading takes behind a throttle."""
@@ -31,14 +33,15 @@ class IoBench:
     """What is read, how much of it, and what came of it.
 
     `shares` are for each block size what each way reads in each round; `paths` the files by volume,
-    `memory` their copies.
+    `memory` their copies; `throttle` the bytes a second that were asked for, `limit` what holds the
+    disk to them; `pools` for each block size what was read into (`SlotRotation.report`).
     """
 
     ways: list[Way]
     n_rounds: int
     console: Console
     throttle: int | None = None
-    group: str = ""
+    limit: Throttle | None = None
     shares: dict[int, list[list[Extent]]] = field(default_factory=dict)
     paths: list[Path] = field(default_factory=list)
     memory: list[Path] = field(default_factory=list)
@@ -47,6 +50,7 @@ class IoBench:
     readings: list[Reading] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     states: set[str] = field(default_factory=set)
+    pools: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 def measure(bench: IoBench, save: Callable[[], object]) -> bool:
@@ -58,16 +62,17 @@ def measure(bench: IoBench, save: Callable[[], object]) -> bool:
     try:
         for number in range(bench.n_rounds):
             for size, shares in bench.shares.items():
-                for place, way in order_ways(bench.ways, number):
-                    share = shares[number * len(bench.ways) + place]
-                    for reading in _read_twice(bench, number, size, way, share):
-                        bench.readings.append(reading)
-                    n_done += 1
-                    left = (time.monotonic() - started) / n_done * (n_all - n_done)
-                    bench.console.print(
-                        f"{n_done}/{n_all}: round {number + 1}, {size_label(size)}, {way.name}: "
-                        f"{_told(bench, way)}; {left:.0f} s left"
-                    )
+                with _slots(bench, size) as slots:
+                    for place, way in order_ways(bench.ways, number):
+                        share = shares[number * len(bench.ways) + place]
+                        for reading in _read_twice(bench, number, size, way, share, slots):
+                            bench.readings.append(reading)
+                        n_done += 1
+                        left = (time.monotonic() - started) / n_done * (n_all - n_done)
+                        bench.console.print(
+                            f"{n_done}/{n_all}: round {number + 1}, {size_label(size)}, "
+                            f"{way.name}: {_told(bench, way)}; {left:.0f} s left"
+                        )
                 # Whatever ends this, what was measured is there.
                 save()
     except KeyboardInterrupt:
@@ -78,8 +83,18 @@ def measure(bench: IoBench, save: Callable[[], object]) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def _slots(bench: IoBench, size: int) -> Iterator[SlotRotation]:
+    slots = SlotRotation(size, max(way.depth or 1 for way in bench.ways))
+    bench.pools[size] = slots.report()
+    try:
+        yield slots
+    finally:
+        slots.close()
+
+
 def _read_twice(
-    bench: IoBench, number: int, size: int, way: Way, share: list[Extent]
+    bench: IoBench, number: int, size: int, way: Way, share: list[Extent], slots: SlotRotation
 ) -> Iterator[Reading]:
     """The first reading ever of a share, and the same again; both after the cache was emptied.
 
@@ -89,10 +104,12 @@ def _read_twice(
     most_s = _MOST_S if bench.throttle is None else THROTTLED_S
     for phase in (_FIRST, _AGAIN) if bench.throttle is None else (_AGAIN,):
         if not is_memory:
-            _spend_credit(bench, share)
+            _spend_credit(bench, share, slots)
             bench.states.add(drop_caches(*bench.paths).how)
+        charged = _charged(bench)
+        paths = bench.memory if is_memory else bench.paths
         try:
-            timed = read_extents(way, bench.memory if is_memory else bench.paths, share, most_s)
+            timed = read_extents(way, paths, share, slots, most_s)
         except (StorageError, UsageError) as error:
             bench.refused[way.engine] = str(error)
             return
@@ -100,11 +117,15 @@ def _read_twice(
             way=way, block_bytes=size, round=number, phase=phase, seconds=timed.seconds,
             n_bytes=timed.n_bytes, latencies_s=timed.latencies_s, cpu_s=timed.cpu_s,
             n_major_faults=timed.n_major_faults, disk_bytes=timed.disk_bytes, mode=timed.mode,
-            reason=timed.reason,
+            reason=timed.reason, charged_bytes=_charged(bench) - charged,
         )  # fmt: skip
 
 
-def _spend_credit(bench: IoBench, share: Sequence[Extent]) -> None:
+def _charged(bench: IoBench) -> int:
+    return (bench.limit and bench.limit.charged_bytes()) or 0
+
+
+def _spend_credit(bench: IoBench, share: Sequence[Extent], slots: SlotRotation) -> None:
     """Reads, untimed, what a throttle lets through at once after a pause."""
     if bench.throttle is None:
         return
@@ -116,7 +137,7 @@ def _spend_credit(bench: IoBench, share: Sequence[Extent]) -> None:
             break
     # What this leaves in the page cache, if anything, is dropped before time is taken.
     with contextlib.suppress(StorageError):
-        read_extents(Way("threads", 2), bench.paths, share)
+        read_extents(Way("threads", 1), bench.paths, share, slots)
 
 
 def _told(bench: IoBench, way: Way) -> str:

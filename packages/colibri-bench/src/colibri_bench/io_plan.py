@@ -18,6 +18,7 @@ _THROTTLE_SLACK: Final = 1.3
 """The kernel deals out a limit in slices of time; short readings may get a slice more."""
 
 _MOSTLY: Final = 0.5
+_CHARGED: Final = 0.95
 _QUEUED: Final = ("uring", "aio", "threads")
 
 
@@ -45,7 +46,8 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One way's reading of one share of the blocks, in one round."""
+    """One way's reading of one share of the blocks, in one round; `charged_bytes` is what the
+    kernel charged of it to the group of a throttle."""
 
     way: Way
     block_bytes: int
@@ -59,6 +61,7 @@ class Reading:
     disk_bytes: int
     mode: str
     reason: str
+    charged_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,8 @@ class IoRow:
     """One way, block size and phase: medians over rounds; rates in 10^9 bytes a second.
 
     `from_disk` is the share of the bytes that the disk delivered, at most 1; `disk_gb_per_s` the
-    rate at which it delivered any, what was read ahead and not used as well.
+    rate at which it delivered any, what was read ahead and not used as well; `charged` the share of
+    what it delivered that the kernel charged to a throttle's group, the least of any round.
     """
 
     engine: str
@@ -84,6 +88,7 @@ class IoRow:
     major_faults: float
     from_disk: float
     disk_gb_per_s: float
+    charged: float
     n_rounds: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -214,6 +219,7 @@ def summarise(readings: Sequence[Reading]) -> list[IoRow]:
                 major_faults=median(r.n_major_faults for r in found),
                 from_disk=median(min(1.0, r.disk_bytes / r.n_bytes) for r in found),
                 disk_gb_per_s=median(r.disk_bytes / r.seconds / 1e9 for r in found),
+                charged=min(min(1.0, r.charged_bytes / max(1, r.disk_bytes)) for r in found),
                 n_rounds=len(found),
             )
         )
@@ -242,6 +248,12 @@ def check_rows(rows: Sequence[IoRow], throttle: int | None = None) -> list[str]:
             notes.append(
                 f"NOT THROTTLED: {names} got up to {worst.disk_gb_per_s:.2f} GB/s from a disk that "
                 f"was to give {throttle / 1e9:.2f}"
+            )
+        past = sorted({r.engine for r in rows if r.engine != "tmpfs" and r.charged < _CHARGED})
+        if past:
+            notes.append(
+                f"NOT CHARGED: the kernel did not charge what {', '.join(past)} read to the group "
+                "that has the limit: it went past it"
             )
     return notes
 

@@ -19,13 +19,14 @@ from colibri_format import StorageError
 from colibri_runtime.disk import BlockRead, DiskEngine
 from colibri_runtime.disk_choice import open_engine
 from colibri_runtime.disk_files import BlockFile
-from colibri_runtime.pool import Pool
 
 from .io_plan import Extent, Way
+from .io_slots import SlotRotation
 from .work import count_work
 
 _MAPPED: Final = ("mmap", "mmap willneed", "mmap random")
 _AHEAD: Final = 4
+_PROBE_BYTES: Final = 64 * 2**10
 MAX_DEPTH: Final = 64
 
 
@@ -44,87 +45,97 @@ class Timed:
 
 
 def read_extents(
-    way: Way, paths: Sequence[Path], extents: Sequence[Extent], most_s: float = float("inf")
+    way: Way,
+    paths: Sequence[Path],
+    extents: Sequence[Extent],
+    slots: SlotRotation,
+    most_s: float = float("inf"),
 ) -> Timed:
-    """Reads every extent once, `way.depth` in flight; `paths[n]` is the file of volume n. After
-    `most_s` seconds no other is begun: slow ways read less rather than longer.
+    """Reads every extent once into `slots`, at least one large enough for each that is in flight;
+    `way.depth` are. `paths[n]` is the file of volume n. After `most_s` seconds no other is begun:
+    slow ways read less rather than longer.
+
+    Mappings have no slots. Their bytes are read once where the page cache holds them, as if
+    computed with, into a buffer of one block.
 
     Raises:
         StorageError: `io-unavailable` where the system refuses the engine; what reading raises.
     """
     if way.engine in _MAPPED:
         return _read_mapped(way.engine, paths, extents, most_s)
-    slot_bytes = max(extent.size for extent in extents)
-    n_slots = way.depth or 1
     with ExitStack() as stack:
-        pool = Pool(n_slots, slot_bytes)
-        stack.callback(pool.close)
         files = [
-            BlockFile(path, _probe(extents, number, pool)) for number, path in enumerate(paths)
+            BlockFile(path, _probe(extents, number, slots)) for number, path in enumerate(paths)
         ]
         is_plain = way.engine in ("buffered", "tmpfs")
         engine = open_engine(
             "threads" if is_plain else way.engine,
             files,
-            arena=pool.arena,
+            arena=slots.pool.arena,
             depth=None if is_plain or way.engine == "threads" else way.depth,
             n_threads=1 if is_plain else way.depth if way.engine == "threads" else None,
             direct=not is_plain,
             is_verified=False,
         )
         stack.callback(engine.close)
-        report = engine.report()
         before, cpu, started = count_work(), _cpu_s(), time.perf_counter()
-        latencies = _drive(engine, pool, extents, n_slots, started + most_s)
+        latencies = _drive(engine, slots, extents, way.depth or 1, started + most_s)
         seconds = time.perf_counter() - started
         after = count_work()
+        report = engine.report()
+        mode, reason = str(report.mode.value), report.reason
+        if report.n_buffered_reads and not is_plain:
+            mode, reason = "partly direct", f"{report.n_buffered_reads} reads were not direct"
         return Timed(
             seconds, sum(e.size for e in extents[: len(latencies)]), latencies, _cpu_s() - cpu,
-            after.n_major - before.n_major, after.read_bytes - before.read_bytes,
-            str(report.mode.value), report.reason,
+            after.n_major - before.n_major, after.read_bytes - before.read_bytes, mode, reason,
         )  # fmt: skip
 
 
 def _drive(
-    engine: DiskEngine, pool: Pool, extents: Sequence[Extent], n_slots: int, deadline: float
+    engine: DiskEngine, slots: SlotRotation, extents: Sequence[Extent], depth: int, deadline: float
 ) -> list[float]:
-    """Keeps `n_slots` reads in flight until all are done, or those that had begun by `deadline`;
+    """Keeps `depth` reads in flight until all are done, or those that had begun by `deadline`;
     how long each took."""
     begun: dict[int, float] = {}
     latencies: list[float] = []
     waiting = iter(extents)
-    free = list(range(n_slots))
-    n_under_way = 0
-    while True:
-        while free and (not latencies or time.perf_counter() < deadline):
-            extent = next(waiting, None)
-            if extent is None:
-                break
-            slot = free.pop()
-            begun[slot] = time.perf_counter()
-            engine.submit(_read(extent, slot, pool))
-            n_under_way += 1
-        if not n_under_way:
-            return latencies
-        engine.flush()
-        for read in engine.wait():
-            if read.error is not None:
-                raise read.error
-            latencies.append(time.perf_counter() - begun[read.slot])
-            free.append(read.slot)
-            n_under_way -= 1
+    try:
+        while True:
+            while len(begun) < depth and (not latencies or time.perf_counter() < deadline):
+                extent = next(waiting, None)
+                if extent is None:
+                    break
+                slot = slots.take()
+                begun[slot] = time.perf_counter()
+                engine.submit(_read(extent, slot, slots))
+            if not begun:
+                return latencies
+            engine.flush()
+            for read in engine.wait():
+                if read.error is not None:
+                    raise read.error
+                latencies.append(time.perf_counter() - begun.pop(read.slot))
+                slots.give(read.slot)
+    finally:
+        # After a failure; the engine is closed before anyone takes them.
+        for slot in begun:
+            slots.give(slot)
 
 
-def _read(extent: Extent, slot: int, pool: Pool) -> BlockRead:
+def _read(extent: Extent, slot: int, slots: SlotRotation) -> BlockRead:
     return BlockRead(
         layer=0, expert=0, offset=extent.offset, length=extent.size, size=extent.size,
-        checksum=None, slot=slot, buffer=pool.slot(slot), file=extent.volume,
+        checksum=None, slot=slot, buffer=slots.pool.slot(slot), file=extent.volume,
     )  # fmt: skip
 
 
-def _probe(extents: Sequence[Extent], volume: int, pool: Pool) -> BlockRead | None:
+def _probe(extents: Sequence[Extent], volume: int, slots: SlotRotation) -> BlockRead | None:
+    """The beginning of a block: all of it would no longer be read for the first time."""
     first = next((extent for extent in extents if extent.volume == volume), None)
-    return None if first is None else _read(first, 0, pool)
+    if first is None:
+        return None
+    return _read(Extent(first.offset, min(first.size, _PROBE_BYTES), volume), 0, slots)
 
 
 def _read_mapped(

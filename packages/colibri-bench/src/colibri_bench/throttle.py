@@ -6,17 +6,58 @@ import contextlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from colibri_format import StorageError
 
+from .undo import remove_group, undone_if_killed
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """A limit in force: `group` is the control group, `device` MAJOR:MINOR of the disk."""
+
+    group: Path
+    device: str
+    is_v1: bool
+
+    @property
+    def how(self) -> str:
+        """`blkio.throttle.read_bps_device of 8:0`."""
+        return f"{'blkio.throttle.read_bps_device' if self.is_v1 else 'io.max'} of {self.device}"
+
+    def charged_bytes(self) -> int | None:
+        """Bytes read from the disk that the kernel charged to the group; None where it does not
+        tell (`blkio.throttle.io_service_bytes` of version 1, `io.stat` of version 2).
+
+        What threads or the kernel's workers read for this process and is not in it went past the
+        limit.
+        """
+        name = "blkio.throttle.io_service_bytes" if self.is_v1 else "io.stat"
+        try:
+            lines = (self.group / name).read_text().splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            device, *fields = line.split()
+            if device != self.device:
+                continue
+            if self.is_v1 and fields[:1] == ["Read"]:
+                return int(fields[1])
+            for field in fields:
+                key, _, value = field.partition("=")
+                if key == "rbytes":
+                    return int(value)
+        return 0
+
 
 @contextmanager
-def throttled(file: Path, bytes_per_second: int, root: Path = Path("/")) -> Iterator[str]:
+def throttled(file: Path, bytes_per_second: int, root: Path = Path("/")) -> Iterator[Throttle]:
     """Within the context this process reads the disk of `file` no faster; yields by what means.
 
     Version 1 (`blkio.throttle.read_bps_device`) or 2 (`io.max`); the process enters a group of its
-    own and returns to its old one.
+    own and returns to its old one. Should it be killed within, the group is removed all the same.
 
     Raises:
         StorageError: `no-cgroup` with what is missing.
@@ -28,23 +69,27 @@ def throttled(file: Path, bytes_per_second: int, root: Path = Path("/")) -> Iter
         group.mkdir()
     except OSError as error:
         raise _unavailable(group, f"cannot be made: {error.strerror}") from error
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            if is_v1:
-                (group / "blkio.throttle.read_bps_device").write_text(
-                    f"{device} {bytes_per_second}"
-                )
-            else:
-                (group / "io.max").write_text(f"{device} rbps={bytes_per_second}")
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-        except OSError as error:
-            raise _unavailable(group, f"takes no limit on {device}: {error.strerror}") from error
-        yield f"{'blkio.throttle.read_bps_device' if is_v1 else 'io.max'} of {device}"
-    finally:
-        with contextlib.suppress(OSError):
-            (home / "cgroup.procs").write_text(str(os.getpid()))
-        with contextlib.suppress(OSError):
-            group.rmdir()
+            # Before this process enters: the watcher is to stay outside.
+            stack.enter_context(undone_if_killed(remove_group(group)))
+            try:
+                if is_v1:
+                    (group / "blkio.throttle.read_bps_device").write_text(
+                        f"{device} {bytes_per_second}"
+                    )
+                else:
+                    (group / "io.max").write_text(f"{device} rbps={bytes_per_second}")
+                (group / "cgroup.procs").write_text(str(os.getpid()))
+            except OSError as error:
+                found = f"takes no limit on {device}: {error.strerror}"
+                raise _unavailable(group, found) from error
+            yield Throttle(group, device, is_v1)
+        finally:
+            with contextlib.suppress(OSError):
+                (home / "cgroup.procs").write_text(str(os.getpid()))
+            with contextlib.suppress(OSError):
+                group.rmdir()
 
 
 def _disk_number(file: Path, root: Path) -> str:
