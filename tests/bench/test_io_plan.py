@@ -17,6 +17,7 @@ from colibri_bench.io_plan import (
     Reading,
     Way,
     check_rows,
+    check_shares,
     order_ways,
     parse_sizes,
     plan_blocks,
@@ -84,6 +85,14 @@ def test_too_few_blocks_for_all_ways_are_refused():
         share_out([[Extent(0, 4096)]], 2, MIB, seed=1)
 
     assert caught.value.code == "too-few-blocks"
+
+
+def test_readings_of_few_blocks_are_noticed():
+    shares = {MIB: [[Extent(0, MIB)] * 16, [Extent(0, MIB)] * 15], 4096: [[Extent(0, 4096)] * 16]}
+
+    (note,) = check_shares(shares, 8)
+    assert note.startswith("blocks of 1 MiB: a reading has 15 of them")
+    assert check_shares(shares, 7) == []
 
 
 def test_each_round_begins_with_another_way():
@@ -157,7 +166,7 @@ def test_verdict_takes_the_least_work_among_the_fastest():
 
     assert "--io uring with --io-depth 4: 2.00 GB/s" in words
     assert "64 KiB reach 24% of that: small experts cost speed here" in words
-    assert "3.9 times as fast" in words
+    assert "3.9 times as fast as the disk: the disk limits reading" in words
     assert "allows 20.5 tokens/s" in words
 
 

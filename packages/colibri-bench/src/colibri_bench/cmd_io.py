@@ -30,6 +30,7 @@ from .io_files import blocks_of, copies_in_memory, synthetic_file
 from .io_plan import (
     IoRow,
     Way,
+    check_shares,
     parse_sizes,
     plan_sizes,
     plan_ways,
@@ -191,6 +192,7 @@ def _notes(bench: IoBench, rows: Sequence[IoRow]) -> list[str]:
         states.append(f"read into {_pools(bench.pools.values())}, its slots in rotation")
     if bench.throttle is not None and bench.limit is not None:
         states.append(f"limit for every way: {bench.throttle / 1e6:.0f} MB/s, by {bench.limit.how}")
+    states += check_shares(bench.shares, max(way.depth or 1 for way in bench.ways))
     states += [f"{name}: {why}" for name, why in bench.refused.items()]
     return [*notes[:place], *states, *notes[place:]]
 

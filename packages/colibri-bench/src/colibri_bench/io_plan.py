@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
@@ -19,6 +19,7 @@ _THROTTLE_SLACK: Final = 1.3
 
 _MOSTLY: Final = 0.5
 _CHARGED: Final = 0.95
+_DISK_BOUND: Final = 1.2
 _QUEUED: Final = ("uring", "aio", "threads")
 
 
@@ -184,6 +185,18 @@ def _within(extents: Sequence[Extent], most_bytes: int) -> list[Extent]:
     return list(extents[::step])
 
 
+def check_shares(shares: Mapping[int, Sequence[Sequence[Extent]]], depth: int) -> list[str]:
+    """What readings of too few blocks do not show: `shares` by block size, `depth` the deepest."""
+    least = {size: min(map(len, of_size)) for size, of_size in shares.items() if of_size}
+    return [
+        f"blocks of {size / 2**20:.3g} MiB: a reading has {n} of them, so no more are ever in "
+        f"flight, and ends before {depth} in flight show their rate: take a larger file, fewer "
+        "depths or rounds"
+        for size, n in least.items()
+        if n < 2 * depth
+    ]
+
+
 def order_ways(ways: Sequence[Way], round_number: int) -> Iterator[tuple[int, Way]]:
     """The ways with their numbers, each round beginning with another one."""
     n = len(ways)
@@ -308,7 +321,14 @@ def verdict(
     memory = [row for row in later if row.engine == "tmpfs" and row.block_bytes == largest]
     if memory:
         ratio = memory[0].gb_per_s / best.gb_per_s
-        notes.append(f"a copy in memory (tmpfs) is read {ratio:.1f} times as fast as the disk")
+        notes.append(
+            f"a copy in memory (tmpfs) is read {ratio:.1f} times as fast as the disk: "
+            + (
+                "the disk limits reading"
+                if ratio > _DISK_BOUND
+                else "memory limits reading as well"
+            )
+        )
     if token_bytes:
         rate = best.gb_per_s * 1e9 / token_bytes
         notes.append(
