@@ -114,7 +114,7 @@ def test_budget_is_advised(available, words):
 def short(monkeypatch):
     monkeypatch.setattr("colibri_bench.doctor_probe.drop_caches", lambda *files: None)
     monkeypatch.setattr("colibri_bench.doctor_probe._MADE_BYTES", 2**21)
-    monkeypatch.setattr("colibri_bench.doctor_probe._MEMORY_BYTES", 2**20)
+    monkeypatch.setattr("colibri_bench.memory_rate._BYTES", 2**20)
 
 
 def test_command_looks_at_a_model(demo_file, capsys, monkeypatch):

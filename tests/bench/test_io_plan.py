@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import colibri_format
 from colibri_bench.cmd_bench import main
 from colibri_bench.cmd_io import _parser
 from colibri_bench.demo_model import demo_gguf
@@ -16,7 +17,6 @@ from colibri_bench.io_plan import (
     Extent,
     Reading,
     Way,
-    check_rows,
     check_shares,
     order_ways,
     parse_sizes,
@@ -25,10 +25,10 @@ from colibri_bench.io_plan import (
     plan_ways,
     share_out,
     summarise,
-    verdict,
 )
 from colibri_bench.io_run import read_extents
 from colibri_bench.io_slots import SlotRotation, plan_slots
+from colibri_bench.io_verdict import check_rows, verdict
 from colibri_bench.page_cache import CacheState
 from colibri_bench.throttle import throttled
 from colibri_format import StorageError, UsageError
@@ -162,12 +162,19 @@ def test_verdict_takes_the_least_work_among_the_fastest():
             reading("uring", 0.5, block_bytes=65536),
         ]
     )
-    words = " ".join(verdict(rows, token_bytes=10**8))
+    words = " ".join(verdict(rows, token_bytes=10**8, compute_s=0.01))
 
     assert "--io uring with --io-depth 4: 2.00 GB/s" in words
     assert "64 KiB reach 24% of that: small experts cost speed here" in words
     assert "3.9 times as fast as the disk: the disk limits reading" in words
     assert "allows 20.5 tokens/s" in words
+    assert "takes 49 ms (12 from a copy in memory): the disk is the bottleneck until 80%" in words
+
+
+def test_verdict_says_when_the_disk_keeps_up():
+    words = " ".join(verdict(summarise([reading("uring", 2.0)]), token_bytes=10**6, compute_s=0.01))
+
+    assert "reading its experts takes 0 ms: compute is the bottleneck" in words
 
 
 def test_blocks_of_a_model_are_whole_pages(demo_file):
@@ -176,6 +183,10 @@ def test_blocks_of_a_model_are_whole_pages(demo_file):
     assert len(blocks.layers) == 6
     assert all(e.size % 4096 == 0 == e.offset % 4096 for layer in blocks.layers for e in layer)
     assert blocks.token_bytes == 6 * 2 * blocks.largest
+    with colibri_format.open(demo_file) as reader:
+        dense = sum(tensor.size for tensor in reader.tensors.values())
+        assert "output.weight" not in reader.tensors
+    assert blocks.computed_bytes == blocks.token_bytes + dense
 
 
 def test_made_up_file_is_removed(tmp_path):
@@ -363,6 +374,8 @@ def run_io(monkeypatch, *options):
     # The page cache of the machine is no test's to empty.
     state = CacheState(False, "not dropped")
     monkeypatch.setattr("colibri_bench.io_bench.drop_caches", lambda *files: state)
+    monkeypatch.setattr("colibri_bench.memory_rate._BYTES", 2**20)
+    monkeypatch.setattr("colibri_bench.io_slots.POOL_BYTES", 2**22)
     return main(["io", *map(str, options)])
 
 

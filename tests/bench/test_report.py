@@ -77,6 +77,32 @@ def test_engines_that_failed_everywhere_leave_no_hole():
     assert len(plot_results(results("decode", [*DECODE, failed]))) == 1
 
 
+def test_one_block_size_is_bars_not_a_line():
+    size = IO[0]["block_bytes"]
+    plot = plot_results(results("io", [row for row in IO if row["block_bytes"] == size]))[0]
+
+    assert plot.name == "io-by-block-size"
+    assert "Read rate of blocks of" in svg_text(plot)
+
+
+def svg_text(plot):
+    """The text that a picture shows; letters are drawn, but named in comments."""
+    return " ".join(re.findall(r"<!-- (.*?) -->", plot.svg.decode()))
+
+
+def test_depths_stand_in_a_panel_for_each_block_size(pictures):
+    text = svg_text(pictures["io"][1])
+
+    assert text.count("blocks of") == len({row["block_bytes"] for row in IO if row["depth"]})
+
+
+def test_lanes_without_spans_are_left_out():
+    rows = [row for row in TIMELINE if row["kind"] != "check"]
+    plots = plot_results(results("timeline", rows))
+
+    assert "check" not in svg_text(plots[-1])
+
+
 def test_the_same_results_give_the_same_png(pictures):
     assert plot_results(results("timeline"))[0].png == pictures["timeline"][0].png
 

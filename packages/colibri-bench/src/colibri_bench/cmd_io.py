@@ -36,10 +36,11 @@ from .io_plan import (
     plan_ways,
     share_out,
     summarise,
-    verdict,
 )
 from .io_run import MAX_DEPTH
+from .io_verdict import verdict
 from .machine_facts import describe_machine
+from .memory_rate import memory_rate
 from .picture import size_label
 from .results import ResultKeeper, Results
 from .throttle import throttled
@@ -80,6 +81,8 @@ def _main(argv: Sequence[str] | None) -> int:
             blocks = blocks_of(path, arguments.volume)
             layers = [(blocks.largest, blocks.layers)]
             bench.paths, bench.token_bytes = blocks.paths, blocks.token_bytes
+            if blocks.computed_bytes is not None:
+                bench.compute_s = blocks.computed_bytes / memory_rate(describe_machine().n_cpus)
         n_shares = len(ways) * arguments.rounds
         # Before anything is written: it may be too little.
         for size, of_size in layers:
@@ -183,8 +186,9 @@ def _alignment(path: Path) -> tuple[int, int] | None:
 
 def _notes(bench: IoBench, rows: Sequence[IoRow]) -> list[str]:
     notes = verdict(
-        rows, token_bytes=bench.token_bytes, throttle=bench.throttle, alignment=bench.alignment
-    )
+        rows, token_bytes=bench.token_bytes, compute_s=bench.compute_s, throttle=bench.throttle,
+        alignment=bench.alignment,
+    )  # fmt: skip
     # What is wrong stands first.
     place = sum(note.startswith("NOT ") for note in notes)
     states = [f"before each reading: {'; '.join(sorted(bench.states))}"]

@@ -6,12 +6,9 @@ import platform
 import re
 import resource
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from colibri_format import ColibriError
 from colibri_runtime._native import native
@@ -24,13 +21,12 @@ from .io_plan import Extent, Way, plan_blocks, share_out
 from .io_run import read_extents
 from .io_slots import SlotRotation
 from .machine_facts import describe_disk, describe_machine
+from .memory_rate import memory_rate
 from .page_cache import drop_caches
 
 _MADE_BYTES: Final = 256 * 2**20
 _BLOCK_BYTES: Final = 2**20
 _PIECE_BYTES: Final = 64 * 2**20
-_MEMORY_BYTES: Final = 128 * 2**20
-_MOST_THREADS: Final = 16
 _ENGINES: Final = ("uring", "aio", "threads")
 
 
@@ -56,7 +52,7 @@ def probe_machine(blocks: Blocks | None, folder: Path, *, seconds: float = 2.0) 
         file_system=disk.file_system,
         is_rotational=disk.is_rotational,
         disk_bytes_per_s=rate,
-        memory_bytes_per_s=_memory_rate(min(facts.n_cpus, _MOST_THREADS)),
+        memory_bytes_per_s=memory_rate(facts.n_cpus),
         available_bytes=available_bytes(),
         huge_pages=_huge_pages(),
         memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
@@ -97,19 +93,6 @@ def _pieces(blocks: Blocks) -> list[list[Extent]]:
     share = share_out(blocks.layers, 1, 2**62, seed=1)[0]
     n = max(1, _PIECE_BYTES // blocks.largest)
     return [share[start : start + n] for start in range(0, len(share), n)]
-
-
-def _memory_rate(n_threads: int) -> float:
-    """Bytes a second at which all processors together read memory: the best of some rounds."""
-    parts = [np.ones(_MEMORY_BYTES // 8, np.int64) for _ in range(n_threads)]
-    best = 0.0
-    # NumPy lets go of the interpreter while it looks for a maximum.
-    with ThreadPoolExecutor(n_threads) as threads:
-        for _ in range(4):
-            started = time.perf_counter()
-            list(threads.map(np.max, parts))
-            best = max(best, n_threads * parts[0].nbytes / (time.perf_counter() - started))
-    return best
 
 
 def _huge_pages(root: Path = Path("/")) -> str | None:

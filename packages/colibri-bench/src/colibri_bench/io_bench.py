@@ -46,6 +46,7 @@ class IoBench:
     paths: list[Path] = field(default_factory=list)
     memory: list[Path] = field(default_factory=list)
     token_bytes: int | None = None
+    compute_s: float | None = None
     alignment: tuple[int, int] | None = None
     readings: list[Reading] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)

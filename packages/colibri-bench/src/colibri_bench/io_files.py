@@ -24,11 +24,13 @@ _CHUNK_BYTES: Final = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of a model: files by volume, extents by layer, what a token reads at most."""
+    """The blocks of a model: files by volume, extents by layer, what a token reads at most, and
+    what it computes with, dense tensors too."""
 
     paths: list[Path]
     layers: list[list[Extent]]
     token_bytes: int | None
+    computed_bytes: int | None = None
 
     @property
     def largest(self) -> int:
@@ -55,6 +57,9 @@ def blocks_of(path: Path, volumes: Sequence[Path] = ()) -> Blocks:
             ]  # fmt: skip
             if extents:
                 layers.append(extents)
+        # Of an embedding that is not the head as well a token takes one row.
+        rows_alone = {"token_embd.weight"} if "output.weight" in reader.tensors else set()
+        dense = sum(t.size for name, t in reader.tensors.items() if name not in rows_alone)
         top_k = None
         if colibri_format.MODEL_FILE in reader.files:
             model = parse_model(reader.read_file(colibri_format.MODEL_FILE), str(path))
@@ -64,7 +69,7 @@ def blocks_of(path: Path, volumes: Sequence[Path] = ()) -> Blocks:
     token = None
     if top_k is not None:
         token = sum(top_k * max(extent.size for extent in layer) for layer in layers)
-    return Blocks(paths, layers, token)
+    return Blocks(paths, layers, token, None if token is None else token + dense)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What `bench io` reads, how, and in what order; and what the figures come to. Pure."""
+"""What `bench io` reads, how, and in what order; and the figures by way. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,8 @@ EXPERTS_A_LAYER: Final = 64
 """Blocks of a made-up layer: reads are random within a layer, layer after layer."""
 
 PAGE: Final = 4096
-_THROTTLE_SLACK: Final = 1.3
-"""The kernel deals out a limit in slices of time; short readings may get a slice more."""
 
-_MOSTLY: Final = 0.5
-_CHARGED: Final = 0.95
-_DISK_BOUND: Final = 1.2
-_QUEUED: Final = ("uring", "aio", "threads")
+QUEUED: Final = ("uring", "aio", "threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +119,7 @@ def plan_ways(engines: Sequence[str], depths: Sequence[int]) -> list[Way]:
     return [
         Way(engine, depth)
         for engine in engines
-        for depth in (depths if engine in _QUEUED else (None,))
+        for depth in (depths if engine in QUEUED else (None,))
     ]
 
 
@@ -221,7 +216,7 @@ def summarise(readings: Sequence[Reading]) -> list[IoRow]:
                 depth=way.depth,
                 block_bytes=block_bytes,
                 phase=phase,
-                mode=found[0].mode,
+                mode=next((r.mode for r in found if r.mode != "direct"), "direct"),
                 gb_per_s=median(rates),
                 slowest=min(rates),
                 fastest=max(rates),
@@ -237,111 +232,6 @@ def summarise(readings: Sequence[Reading]) -> list[IoRow]:
             )
         )
     return rows
-
-
-def check_rows(rows: Sequence[IoRow], throttle: int | None = None) -> list[str]:
-    """What is wrong with the figures: reads that no disk made, direct modes that are none, rates
-    above the `throttle` in bytes a second."""
-    warm = sorted({row.engine for row in rows if row.engine != "tmpfs" and row.from_disk < _MOSTLY})
-    notes = []
-    if warm:
-        notes.append(
-            f"NOT COLD: less than half of what {', '.join(warm)} read came from the disk; these "
-            "are figures of the page cache. Run as root, or read more than memory holds"
-        )
-    buffered = sorted({r.engine for r in rows if r.engine in _QUEUED and r.mode != "direct"})
-    if buffered:
-        notes.append(f"NOT DIRECT: {', '.join(buffered)} read through the page cache")
-    if throttle is not None:
-        most = _THROTTLE_SLACK * throttle / 1e9
-        above = [r for r in rows if r.engine != "tmpfs" and r.disk_gb_per_s > most]
-        if above:
-            worst = max(above, key=lambda row: row.disk_gb_per_s)
-            names = ", ".join(sorted({row.engine for row in above}))
-            notes.append(
-                f"NOT THROTTLED: {names} got up to {worst.disk_gb_per_s:.2f} GB/s from a disk that "
-                f"was to give {throttle / 1e9:.2f}"
-            )
-        past = sorted({r.engine for r in rows if r.engine != "tmpfs" and r.charged < _CHARGED})
-        if past:
-            notes.append(
-                f"NOT CHARGED: the kernel did not charge what {', '.join(past)} read to the group "
-                "that has the limit: it went past it"
-            )
-    return notes
-
-
-def verdict(
-    rows: Sequence[IoRow],
-    *,
-    token_bytes: int | None = None,
-    throttle: int | None = None,
-    alignment: tuple[int, int] | None = None,
-) -> list[str]:
-    """In words: what is wrong, what to choose, and what bounds a model here.
-
-    `alignment` is what direct reads need: multiples of so much in the file and in memory.
-    """
-    notes = check_rows(rows, throttle)
-    later = [row for row in rows if row.phase == "re-read"] or list(rows)
-    # Nothing is to be learnt of a disk from the page cache's figures.
-    disk = [row for row in later if row.engine != "tmpfs" and row.from_disk >= _MOSTLY]
-    if not disk:
-        return notes
-    largest = max(row.block_bytes for row in disk)
-    of_size = [row for row in disk if row.block_bytes == largest]
-    best = max(of_size, key=lambda row: row.gb_per_s)
-    # A throttle makes all alike, but for how its slices of time fall.
-    share = 0.95 if throttle is None else 0.85
-    near = [r for r in of_size if r.gb_per_s >= share * best.gb_per_s and r.engine in _QUEUED]
-    cheapest = min(near, key=lambda r: (r.cpu_s_per_gb, r.depth or 0)) if near else best
-    depth = "" if cheapest.depth is None else f" with --io-depth {cheapest.depth}"
-    if cheapest.engine == "threads":
-        depth = f" with --io-threads {cheapest.depth}"
-    notes.append(
-        f"--io {cheapest.engine}{depth}: {cheapest.gb_per_s:.2f} GB/s at blocks of "
-        f"{largest / 2**20:.2f} MiB, {cheapest.cpu_s_per_gb:.3f} CPU s/GB (within "
-        f"{1 - share:.0%} of the best, least work)"
-    )
-    if alignment is not None:
-        in_file, in_memory = alignment
-        notes.append(
-            f"alignment: direct reads need offsets at multiples of {in_file} and addresses at "
-            f"{in_memory}; blocks that start at multiples of "
-            f"{max(PAGE, in_file)} (colibri repack --block-size) suit this disk"
-        )
-    smallest = min(row.block_bytes for row in disk)
-    if smallest < largest:
-        small = max((r for r in disk if r.block_bytes == smallest), key=lambda r: r.gb_per_s)
-        share = small.gb_per_s / best.gb_per_s
-        notes.append(
-            f"blocks of {smallest / 1024:.0f} KiB reach {share:.0%} of that: "
-            + ("small experts cost speed here" if share < 0.8 else "block size matters little here")
-        )
-    memory = [row for row in later if row.engine == "tmpfs" and row.block_bytes == largest]
-    if memory:
-        ratio = memory[0].gb_per_s / best.gb_per_s
-        notes.append(
-            f"a copy in memory (tmpfs) is read {ratio:.1f} times as fast as the disk: "
-            + (
-                "the disk limits reading"
-                if ratio > _DISK_BOUND
-                else "memory limits reading as well"
-            )
-        )
-    if token_bytes:
-        rate = best.gb_per_s * 1e9 / token_bytes
-        notes.append(
-            f"with no expert kept, a token of this model reads {token_bytes / 2**20:.0f} MiB: this "
-            f"disk allows {rate:.1f} tokens/s; hits raise that in proportion"
-        )
-        if memory:
-            most = memory[0].gb_per_s * 1e9 / token_bytes
-            notes.append(
-                f"from memory it would be {most:.1f} tokens/s: above what the kernels compute, "
-                "compute is the bottleneck, below it the disk is"
-            )
-    return notes
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -30,9 +30,9 @@ class Plot:
 
 
 def make_figure(
-    title: str, x_label: str, y_label: str, *, n_rows: int = 1
+    title: str, x_label: str, y_label: str, *, n_rows: int = 1, n_columns: int = 1
 ) -> tuple[Any, Sequence[Any]]:
-    """A figure and its axes, `n_rows` of them above each other.
+    """A figure and its axes, row by row.
 
     Raises:
         UsageError: `no-matplotlib`.
@@ -48,8 +48,12 @@ def make_figure(
     width, height = _SIZE
     figure = Figure(figsize=(width, height if n_rows == 1 else 3.2 * n_rows), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = [figure.add_subplot(n_rows, 1, number + 1) for number in range(n_rows)]
-    panels[0].set_title(_plain(title), fontsize=11, loc="left")
+    n = n_rows * n_columns
+    panels = [figure.add_subplot(n_rows, n_columns, number + 1) for number in range(n)]
+    if n_columns > 1:
+        figure.suptitle(_plain(title), fontsize=11, x=0.01, ha="left")
+    else:
+        panels[0].set_title(_plain(title), fontsize=11, loc="left")
     for axes in panels:
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)

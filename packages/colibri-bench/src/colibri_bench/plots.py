@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from colibri_format import StorageError
 
@@ -22,6 +22,12 @@ from .picture import (
 )
 from .results import Results
 from .timeline_plot import plot_sums, plot_timelines
+
+_RATE: Final = "GB/s (10^9 bytes)"
+_SHIFT: Final = 0.06
+"""Doublings of x by which engines stand apart."""
+
+_MOST_PANELS: Final = 8
 
 
 def plot_results(results: Results) -> list[Plot]:
@@ -61,66 +67,110 @@ def save_plots(plots: Iterable[Plot], folder: Path) -> list[Path]:
     return paths
 
 
-def _last_phase(rows: Rows) -> Rows:
-    """Readings of what had been read before, where there are any: one line for each engine."""
-    return [row for row in rows if row.get("phase") == "re-read"] or rows
+def _last_phase(rows: Rows) -> tuple[Rows, str]:
+    """Readings of what had been read before, where there are any: one line for each engine; and
+    what to say of that."""
+    rows = [row for row in rows if row.get("gb_per_s") is not None]
+    again = [row for row in rows if row.get("phase") == "re-read"]
+    return (again, ", blocks read again") if again else (rows, "")
 
 
 def _io_by_block_size(rows: Rows) -> Plot | None:
     """Throughput of each engine by block size, each at its best depth."""
-    rows = _last_phase(rows)
+    rows, told = _last_phase(rows)
     best: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
-        if row.get("gb_per_s") is None:
-            continue
-        of_engine = best.setdefault(_series(row), {})
+        of_engine = best.setdefault(str(row["engine"]), {})
         known = of_engine.get(row["block_bytes"])
         if known is None or row["gb_per_s"] > known["gb_per_s"]:
             of_engine[row["block_bytes"]] = row
     if not best:
         return None
-    figure, (axes,) = make_figure("Read rate by block size", "block size", "GB/s (10^9 bytes)")
+    sizes = sorted({size for points in best.values() for size in points})
+    caption = (
+        f"Read rate of each way to read by block size, at its best queue depth{told}; bars from "
+        "the slowest to the fastest round."
+    )
+    if len(sizes) == 1:
+        title = f"Read rate of blocks of {size_label(sizes[0])}{told}"
+        return _io_of_one_size([points[sizes[0]] for points in best.values()], title, caption)
+    figure, (axes,) = make_figure(f"Read rate by block size{told}", "block size", _RATE)
     for number, (name, points) in enumerate(best.items()):
-        sizes = sorted(points)
-        middle = [points[s]["gb_per_s"] for s in sizes]
-        low = [points[s]["gb_per_s"] - points[s]["slowest"] for s in sizes]
-        high = [points[s]["fastest"] - points[s]["gb_per_s"] for s in sizes]
-        axes.errorbar(sizes, middle, yerr=(low, high), label=name, capsize=3, **line_look(number))
-    _sizes_on_x(axes, sorted({s for points in best.values() for s in points}))
+        # Beside each other, so that no bar hides another.
+        shift = 2 ** (_SHIFT * (number - (len(best) - 1) / 2))
+        _draw_rates(axes, {size * shift: points[size] for size in sorted(points)}, name, number)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [size_label(size) for size in sizes])
+    axes.minorticks_off()
     axes.set_ylim(bottom=0)
     legend_beside(axes)
-    return finish_plot(
-        figure,
-        "io-by-block-size",
-        "Read rate of each way to read by block size, at its best queue depth; bars from the "
-        "slowest to the fastest round.",
-    )
+    return finish_plot(figure, "io-by-block-size", caption)
+
+
+def _io_of_one_size(rows: Rows, title: str, caption: str) -> Plot:
+    """Where there is one size there is no line: a bar for each engine."""
+    figure, (axes,) = make_figure(title, _RATE, "")
+    axes.barh(
+        range(len(rows)), [row["gb_per_s"] for row in rows], 0.7, xerr=_errors(rows), capsize=3,
+        color=SHADES[0], ecolor="#888888",
+    )  # fmt: skip
+    axes.set_yticks(range(len(rows)), [row["engine"] for row in rows])
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x", color="#dddddd", linewidth=0.6)
+    axes.invert_yaxis()
+    return finish_plot(figure, "io-by-block-size", caption)
 
 
 def _io_by_depth(rows: Rows) -> Plot | None:
-    """Throughput by queue depth for the engines that have one, one line an engine and size."""
-    rows = _last_phase(rows)
-    lines: dict[tuple[str, int], dict[int, float]] = {}
+    """Throughput by queue depth for the engines that have one: a panel a size, a line an engine."""
+    rows, told = _last_phase(rows)
+    lines: dict[tuple[int, str], dict[float, dict[str, Any]]] = {}
     for row in rows:
-        if row.get("depth") and row.get("gb_per_s") is not None:
-            key = (_series(row), row["block_bytes"])
-            lines.setdefault(key, {})[row["depth"]] = row["gb_per_s"]
+        if row.get("depth"):
+            lines.setdefault((row["block_bytes"], str(row["engine"])), {})[row["depth"]] = row
     lines = {key: points for key, points in lines.items() if len(points) > 1}
     if not lines:
         return None
-    figure, (axes,) = make_figure(
-        "Read rate by queue depth", "requests in flight", "GB/s (10^9 bytes)"
+    sizes = sorted({size for size, _ in lines})[:_MOST_PANELS]
+    names = list(dict.fromkeys(name for _, name in lines))
+    n_columns = min(2, len(sizes))
+    figure, panels = make_figure(
+        f"Read rate by queue depth{told}", "requests in flight", _RATE,
+        n_rows=-(-len(sizes) // n_columns), n_columns=n_columns,
+    )  # fmt: skip
+    depths = sorted({depth for points in lines.values() for depth in points})
+    for axes, size in zip(panels, sizes, strict=False):
+        axes.set_title(f"blocks of {size_label(size)}", fontsize=9, loc="left")
+        for number, name in enumerate(names):
+            shift = 2 ** (_SHIFT * (number - (len(names) - 1) / 2))
+            points = lines.get((size, name), {})
+            _draw_rates(axes, {d * shift: points[d] for d in sorted(points)}, name, number)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(depths, [f"{depth:g}" for depth in depths])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+    for axes in panels[len(sizes) :]:
+        axes.set_visible(False)
+    legend_beside(panels[n_columns - 1])
+    return finish_plot(
+        figure,
+        "io-by-depth",
+        f"Read rate by the number of requests in flight{told}; bars from the slowest to the "
+        "fastest round.",
     )
-    for number, ((name, size), points) in enumerate(lines.items()):
-        depths = sorted(points)
-        label = f"{name}, {size_label(size)}"
-        axes.plot(depths, [points[d] for d in depths], label=label, **line_look(number))
-    depths = sorted({d for points in lines.values() for d in points})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(depths, [str(depth) for depth in depths])
-    axes.set_ylim(bottom=0)
-    legend_beside(axes)
-    return finish_plot(figure, "io-by-depth", "Read rate by the number of requests in flight.")
+
+
+def _draw_rates(axes: Any, points: dict[float, dict[str, Any]], name: str, number: int) -> None:
+    rates = [row["gb_per_s"] for row in points.values()]
+    errors = _errors(list(points.values()))
+    axes.errorbar(list(points), rates, yerr=errors, label=name, capsize=2, **line_look(number))
+
+
+def _errors(rows: Rows) -> tuple[list[float], list[float]]:
+    return (
+        [row["gb_per_s"] - row["slowest"] for row in rows],
+        [row["fastest"] - row["gb_per_s"] for row in rows],
+    )
 
 
 def _decode_by_limit(rows: Rows) -> Plot | None:
@@ -190,14 +240,3 @@ def _hits_by_size(rows: Rows) -> Plot | None:
         "hits-by-size",
         "Share of asked experts that were resident, by cache size and policy.",
     )
-
-
-def _series(row: dict[str, Any]) -> str:
-    phase = row.get("phase")
-    return f"{row['engine']} ({phase})" if phase else str(row["engine"])
-
-
-def _sizes_on_x(axes: Any, sizes: Sequence[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [size_label(size) for size in sizes])
-    axes.minorticks_off()

@@ -27,7 +27,7 @@ def read_ahead(file: Path, size_kb: int, root: Path = Path("/")) -> Iterator[str
             stack.enter_context(undone_if_killed(set_back(place, str(size_kb), before)))
             place.write_text(str(size_kb))
         except OSError as error:
-            yield f"left as it is ({error.strerror})"
+            yield f"left as it is ({error.strerror or error})"
             return
         try:
             yield f"{size_kb} KiB, {before} KiB before and after"

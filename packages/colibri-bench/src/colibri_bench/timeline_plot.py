@@ -12,8 +12,8 @@ from .token_time import SHARES
 _LOOKS: Final = {
     "attention": (SHADES[0], ""),
     "experts": (SHADES[1], "///"),
-    "router": ("#7b3294", ""),
-    "dense": ("#1b9e77", "\\\\\\"),
+    "router": ("#c2a5cf", ""),
+    "dense": ("#66c2a5", "\\\\\\"),
     "check": ("#e6ab02", "..."),
     "wait": ("#ffffff", "xxxx"),
     "other": ("#bbbbbb", ""),
@@ -90,17 +90,21 @@ def _timeline(limit: str, rows: Rows) -> Plot:
 
 def _draw(axes: Any, rows: Rows, reads: Rows, heights: Sequence[int]) -> None:
     n_high = max(heights, default=0) + 1
-    base = len(_LANES)
-    for lane, kinds in enumerate(_LANES):
+    present = {row["kind"] for row in rows}
+    lanes = [kinds for kinds in _LANES if present & set(kinds)]
+    base = len(lanes)
+    for lane, kinds in enumerate(lanes):
         for kind in kinds:
             spans = [
                 (r["start_ms"], r["end_ms"] - r["start_ms"]) for r in rows if r["kind"] == kind
             ]
             if spans:
                 shade, hatch = _LOOKS[kind]
+                # Spans may be a pixel wide: edges and hatches in white would hide them.
                 axes.broken_barh(
-                    spans, (lane - 0.38, 0.76), facecolors=shade, hatch=hatch, label=kind,
-                    edgecolor="black" if kind == "wait" else "white", linewidth=0.3,
+                    spans, (lane - 0.38, 0.76), facecolors=shade, label=kind, linewidth=0.3,
+                    hatch=hatch if kind == "wait" else "",
+                    edgecolor="black" if kind == "wait" else shade,
                 )  # fmt: skip
     step = 1.6 / n_high
     for is_ahead, shade, label in ((False, "#555555", "read"), (True, "#bbbbbb", "read ahead")):
@@ -115,8 +119,8 @@ def _draw(axes: Any, rows: Rows, reads: Rows, heights: Sequence[int]) -> None:
                     spans, (base - 0.4 + step * place, step * 0.85), facecolors=shade, label=label,
                     edgecolor="white", linewidth=0.3,
                 )  # fmt: skip
-    names = ["attention,\nrouter, dense", "experts", "check", "wait", "reads"]
-    axes.set_yticks([*range(base), base + 0.4], names)
+    names = [",\n".join(kind for kind in kinds if kind in present) for kinds in lanes]
+    axes.set_yticks([*range(base), base + 0.4], [*names, "reads"])
     axes.set_ylim(-0.6, base + 1.4)
     axes.grid(visible=False)
     for start in _layer_starts(rows).values():
