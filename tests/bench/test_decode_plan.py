@@ -1,6 +1,7 @@
 """Which runs a decode benchmark makes, and what they come to."""
 
 import json
+import signal
 
 import pytest
 
@@ -19,6 +20,7 @@ from colibri_bench.decode_summary import same_tokens, summarise
 from colibri_bench.results import load_results
 from colibri_bench.token_time import SHARES
 from colibri_format import UsageError
+from colibri_format.command import Terminated
 
 OURS = Arm("colibri", "ours", is_ours=True)
 PEER = Arm("llama.cpp", "peer")
@@ -174,6 +176,28 @@ def test_child_that_fails_is_an_outcome(demo_file, tmp_path, capsys, monkeypatch
     row = json.loads(capsys.readouterr().out)["rows"][0]
     assert row["n_failed"] == 1
     assert "budget" in row["failure"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), 130), (Terminated(signal.SIGTERM), 143)]
+)
+def test_interrupted_command_keeps_what_it_has(
+    error, status, demo_file, tmp_path, capsys, monkeypatch
+):
+    def interrupted(runs, work):
+        yield outcome(0, OURS, 3.0)
+        raise error
+
+    monkeypatch.setattr("colibri_bench.cmd_decode.run_all", interrupted)
+    monkeypatch.setattr("colibri_bench.cmd_decode.read_ahead", _no_read_ahead)
+    options = ["--budgets", "none", "--rounds", "2", "--out", str(tmp_path)]
+
+    assert main(["decode", str(demo_file), *options]) == status
+
+    assert "interrupted after 1 of 2 runs: what there is" in capsys.readouterr().err
+    results = load_results(tmp_path / "decode.json")
+    assert not results.is_complete
+    assert results.rows[0]["tokens_per_s"] == 3.0
 
 
 def test_timeline_is_recorded_beside_the_figures(demo_file, tmp_path, capsys, monkeypatch):

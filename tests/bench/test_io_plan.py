@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,10 @@ from colibri_bench.io_run import read_extents
 from colibri_bench.io_slots import SlotRotation, plan_slots
 from colibri_bench.io_verdict import check_rows, verdict
 from colibri_bench.page_cache import CacheState
+from colibri_bench.results import load_results
 from colibri_bench.throttle import throttled
 from colibri_format import StorageError, UsageError
+from colibri_format.command import Terminated
 from colibri_repack import repack
 
 MIB = 2**20
@@ -389,6 +392,32 @@ def test_command_reads_a_made_up_file(tmp_path, capsys, monkeypatch):
     assert "not dropped" in out
     record = json.loads((tmp_path / "out/io.json").read_text())
     assert {row["engine"] for row in record["rows"]} == {"mmap", "buffered", "threads"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), 130), (Terminated(signal.SIGTERM), 143)]
+)
+def test_interrupted_command_keeps_what_it_has(error, status, tmp_path, capsys, monkeypatch):
+    n_calls = 0
+
+    def interrupted(*arguments):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 4:
+            raise error
+        return read_extents(*arguments)
+
+    monkeypatch.setattr("colibri_bench.io_bench.read_extents", interrupted)
+    options = ["--synthetic", "8M", "--folder", tmp_path, "--sizes", "256K", "--quick"]
+    options += ["--engines", "buffered,threads", "--out", tmp_path / "out"]
+
+    assert run_io(monkeypatch, *options) == status
+
+    assert "interrupted after 1 of 10: what there is" in capsys.readouterr().err
+    results = load_results(tmp_path / "out/io.json")
+    assert not results.is_complete
+    assert [row["engine"] for row in results.rows] == ["buffered", "buffered", "threads"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 

@@ -19,9 +19,9 @@ import colibri_format
 from colibri_format import UsageError, format_size, parse_model
 from colibri_format.command import (
     EXIT_DATA,
-    EXIT_INTERRUPTED,
     EXIT_OK,
     ends_like_interrupt,
+    interrupt_status,
     run_command,
 )
 from colibri_runtime import RunConfig
@@ -96,15 +96,15 @@ def _main(argv: Sequence[str] | None) -> int:
         found,
         len(runs),
     )
-    is_complete = _measure(report, runs, work, console, keeper)
+    status = _measure(report, runs, work, console, keeper)
     results = report.results()
     if arguments.json:
         print(json.dumps(results.as_dict()))
     else:
         _print(summarise(report.outcomes), results.notes)
     keeper.finish()
-    if not is_complete:
-        return EXIT_INTERRUPTED
+    if status != EXIT_OK:
+        return status
     return EXIT_OK if any(outcome.answer for outcome in report.outcomes) else EXIT_DATA
 
 
@@ -192,8 +192,8 @@ class _Report:
 
 def _measure(
     report: _Report, runs: Sequence[Run], work: Work, console: Console, keeper: ResultKeeper
-) -> bool:
-    """Whether all runs were made; interrupted, what there is remains."""
+) -> int:
+    """0 when all runs were made, else the status to exit with: what there is remains."""
     started = time.monotonic()
     try:
         with ends_like_interrupt(), read_ahead(work.file, _PEER_READ_AHEAD_KB) as state:
@@ -210,12 +210,12 @@ def _measure(
                 keeper.save(report.results())
                 if report.timed:
                     keeper.save(report.timeline())
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if not report.outcomes:
             raise
         console.print(f"interrupted after {report.n_done} of {len(runs)} runs: what there is")
-        return False
-    return True
+        return interrupt_status(error)
+    return EXIT_OK
 
 
 def _told(outcome: Outcome) -> str:

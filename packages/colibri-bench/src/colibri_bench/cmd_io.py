@@ -18,7 +18,6 @@ from rich.table import Table
 from colibri_format import ColibriError, UsageError, format_size, parse_size
 from colibri_format.command import (
     EXIT_DATA,
-    EXIT_INTERRUPTED,
     EXIT_OK,
     ends_like_interrupt,
     run_command,
@@ -135,16 +134,16 @@ def _main(argv: Sequence[str] | None) -> int:
                 },
             )
 
-        is_complete = measure(bench, lambda: keeper.save(results(is_complete=False)))
-    final = results(is_complete=is_complete)
+        status = measure(bench, lambda: keeper.save(results(is_complete=False)))
+    final = results(is_complete=status == EXIT_OK)
     keeper.save(final)
     if arguments.json:
         print(json.dumps(final.as_dict()))
     else:
         _print(summarise(bench.readings), final.notes)
     keeper.finish()
-    if not is_complete:
-        return EXIT_INTERRUPTED
+    if status != EXIT_OK:
+        return status
     return EXIT_OK if bench.readings else EXIT_DATA
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from colibri_format import StorageError, UsageError
+from colibri_format.command import EXIT_OK, interrupt_status
 
 from .io_plan import Extent, Reading, Way, order_ways
 from .io_run import read_extents
@@ -54,9 +55,12 @@ class IoBench:
     pools: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def measure(bench: IoBench, save: Callable[[], object]) -> bool:
-    """Whether all was read. Rounds are outermost, so that each size has some when this is
-    interrupted, and so that the spread over rounds is one over the whole time."""
+def measure(bench: IoBench, save: Callable[[], object]) -> int:
+    """0 when all was read, else the status to exit with.
+
+    Rounds are outermost, so that each size has some when this is interrupted, and so that the
+    spread over rounds is one over the whole time.
+    """
     n_all = len(bench.shares) * bench.n_rounds * len(bench.ways)
     started = time.monotonic()
     n_done = 0
@@ -76,12 +80,12 @@ def measure(bench: IoBench, save: Callable[[], object]) -> bool:
                         )
                 # Whatever ends this, what was measured is there.
                 save()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if not bench.readings:
             raise
         bench.console.print(f"interrupted after {n_done} of {n_all}: what there is")
-        return False
-    return True
+        return interrupt_status(error)
+    return EXIT_OK
 
 
 @contextlib.contextmanager

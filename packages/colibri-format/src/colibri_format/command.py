@@ -45,7 +45,7 @@ def run_command(
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):
             print(on_interrupt, *_notes(error), sep="\n", file=sys.stderr)
-        return error.status if isinstance(error, Terminated) else EXIT_INTERRUPTED
+        return interrupt_status(error)
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_DATA
@@ -63,6 +63,11 @@ class Terminated(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.status = 128 + number
+
+
+def interrupt_status(error: KeyboardInterrupt) -> int:
+    """The exit status of a command that was ended so: 130, or 128 and the signal's number."""
+    return error.status if isinstance(error, Terminated) else EXIT_INTERRUPTED
 
 
 @contextlib.contextmanager
