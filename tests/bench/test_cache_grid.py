@@ -1,6 +1,8 @@
 """Cache curves: what they are measured on, where they bend, what a wanted hit rate needs."""
 
 import json
+import signal
+from itertools import islice
 
 import pytest
 
@@ -15,7 +17,9 @@ from colibri_bench.cache_grid import (
 )
 from colibri_bench.cmd_bench import main
 from colibri_bench.demo_model import demo_trace
+from colibri_bench.results import load_results
 from colibri_format import UsageError
+from colibri_format.command import Terminated
 from colibri_runtime.trace import make_trace, read_trace
 
 
@@ -27,7 +31,7 @@ def trace():
 
 @pytest.fixture(scope="module")
 def points(trace):
-    return measure(trace, [0.2, 0.4, 1.0], ("lru", "recall"), block_bytes=4096)
+    return sum(measure(trace, [0.2, 0.4, 1.0], ("lru", "recall"), block_bytes=4096), [])
 
 
 def test_nothing_beats_knowing_the_future(points):
@@ -45,20 +49,20 @@ def test_bytes_are_misses_times_the_blocks_size(points, trace):
 
 
 def test_sizes_are_unknown_where_the_trace_states_none(trace):
-    found = measure(trace, [0.5], ("lru",))
+    (found,) = measure(trace, [0.5], ("lru",))
 
     assert {point.bytes_per_token for point in found} == {None}
 
 
 def test_a_model_with_more_experts_than_were_met_has_more_room(trace):
-    most = measure(trace, [0.5], ("lru",), n_blocks=2 * trace.n_blocks)[0]
+    most = next(measure(trace, [0.5], ("lru",), n_blocks=2 * trace.n_blocks))[0]
 
     assert most.n_slots == trace.n_blocks
 
 
 def test_trace_without_events_is_refused():
     with pytest.raises(UsageError) as caught:
-        measure(make_trace([]), [0.5])
+        list(measure(make_trace([]), [0.5]))
 
     assert caught.value.code == "trace-empty"
 
@@ -127,3 +131,24 @@ def test_command_refuses_what_cannot_be_replayed(options, code, capsys):
 def test_command_says_when_no_size_is_enough(capsys):
     assert main(["cache", "--sizes", "3%,5%", "--want", "99"]) == 0
     assert "none of these sizes reaches 99%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), 130), (Terminated(signal.SIGTERM), 143)]
+)
+def test_interrupted_command_keeps_what_it_has(error, status, tmp_path, capsys, monkeypatch):
+    def interrupted(*arguments, **options):
+        yield from islice(measure(*arguments, **options), 2)
+        raise error
+
+    monkeypatch.setattr("colibri_bench.cmd_cache.measure", interrupted)
+    monkeypatch.setattr("colibri_bench.cmd_cache._TELL_S", -1.0)
+
+    assert main(["cache", "--quick", "--policies", "lru", "--out", str(tmp_path)]) == status
+
+    told = capsys.readouterr()
+    assert "1/5: room for 5%" in told.err
+    assert "interrupted after 2 of 5 sizes: what there is" in told.err
+    results = load_results(tmp_path / "cache.json")
+    assert not results.is_complete
+    assert {row["share"] for row in results.rows} == {0.05, 0.1}

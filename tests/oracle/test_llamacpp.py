@@ -16,7 +16,7 @@ from colibri_runtime.decoder import Decoder
 from colibri_runtime.runtime import Runtime
 from helpers.kernel_calls import runtime_library
 from helpers.llamacpp import perplexity, record_model
-from helpers.llamacpp_compare import greedy_disagreements, log_probabilities
+from helpers.llamacpp_compare import Disagreement, greedy_disagreements, log_probabilities
 
 pytestmark = pytest.mark.oracle
 
@@ -29,6 +29,21 @@ MARGINS = {"demo": 0.1, "smollm2": 0.4}
 # Native products round activations as llama.cpp does, but where exp and sums of attention differ in
 # their last bits single roundings turn over, which a short passage does not average out.
 NATIVE_PERPLEXITY = {"demo": 5e-3, "smollm2": 3e-2}
+
+
+def tell_greedy(
+    name: str, what: str, found: list[Disagreement], runs: list[dict[str, Any]]
+) -> None:
+    """What docs/testing.md quotes; `pytest -s` shows it."""
+    n = sum(len(run["tokens"]) for run in runs)
+    most = max((d.their_lead for d in found), default=0.0)
+    print(f"{name}, {what}: {len(found)} of {n} tokens differ, llama.cpp led by at most {most:.3f}")
+
+
+def tell_perplexity(name: str, what: str, ours: float, theirs: float) -> None:
+    print(
+        f"{name}, {what}: perplexity {ours:.4f}, llama.cpp {theirs:.4f} ({theirs / ours - 1:.3%})"
+    )
 
 
 def gguf_path(name: str) -> Path:
@@ -80,6 +95,7 @@ def test_native_greedy_choices_differ_at_near_ties_alone(
 
     found = greedy_disagreements(decoder, record["stored"]["greedy"])
 
+    tell_greedy(name, "native, as stored", found, record["stored"]["greedy"])
     margin = MARGINS[name]
     assert all(d.their_lead < margin and d.our_lead < margin for d in found)
     assert len(found) <= 0.05 * sum(len(run["tokens"]) for run in record["stored"]["greedy"])
@@ -93,17 +109,18 @@ def test_native_perplexity_is_that_of_llamacpp_as_stored(
     ours = perplexity(list(log_probabilities(decoder, record["passage_tokens"])))
 
     theirs = perplexity(record["stored"]["log_probabilities"])
-    print(f"{name}: perplexity {ours:.4f}, llama.cpp {theirs:.4f}")
+    tell_perplexity(name, "native, as stored", ours, theirs)
     assert ours == pytest.approx(theirs, rel=NATIVE_PERPLEXITY[name])
 
 
 def test_greedy_choices_with_float_weights_agree(
     compared: tuple[str, Decoder, dict[str, Any]],
 ) -> None:
-    _, decoder, record = compared
+    name, decoder, record = compared
 
     found = greedy_disagreements(decoder, record["twin"]["greedy"])
 
+    tell_greedy(name, "float twin", found, record["twin"]["greedy"])
     assert all(d.their_lead < 1e-3 and d.our_lead < 1e-3 for d in found)
 
 
@@ -114,6 +131,7 @@ def test_greedy_choices_differ_at_near_ties_alone(
 
     found = greedy_disagreements(decoder, record["stored"]["greedy"])
 
+    tell_greedy(name, "as stored", found, record["stored"]["greedy"])
     margin = MARGINS[name]
     assert all(d.their_lead < margin and d.our_lead < margin for d in found)
     assert len(found) <= 0.05 * sum(len(run["tokens"]) for run in record["stored"]["greedy"])
@@ -122,11 +140,12 @@ def test_greedy_choices_differ_at_near_ties_alone(
 def test_perplexity_with_float_weights_agrees(
     compared: tuple[str, Decoder, dict[str, Any]],
 ) -> None:
-    _, decoder, record = compared
+    name, decoder, record = compared
 
     ours = log_probabilities(decoder, record["passage_tokens"])
 
     theirs = record["twin"]["log_probabilities"]
+    tell_perplexity(name, "float twin", perplexity(list(ours)), perplexity(theirs))
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
     assert perplexity(list(ours)) == pytest.approx(perplexity(theirs), rel=5e-3)
 
@@ -140,5 +159,6 @@ def test_perplexity_as_stored_is_near_or_better(
     ours = perplexity(list(log_probabilities(decoder, record["passage_tokens"])))
 
     theirs = perplexity(record["stored"]["log_probabilities"])
+    tell_perplexity(name, "as stored", ours, theirs)
     assert ours < theirs * 1.005
     assert ours > theirs * (0.995 if name == "demo" else 0.97)

@@ -40,7 +40,9 @@ ISAS = [Isa.BASE, Isa.BASE | Isa.AVX2, Isa.BASE | Isa.AVX2 | Isa.AVX512]
 
 
 def relative_difference(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    difference = float(np.abs(found - expected).max() / np.abs(expected).max())
+    print(f"relative difference {difference:.1e}")  # for docs/testing.md
+    return difference
 
 
 @pytest.fixture

@@ -147,3 +147,17 @@ def test_reads_that_were_called_off_leave_nothing():
     assert engine.cancel(read)
     timeline.end()
     assert timeline.passes[0].spans == ()
+
+
+def test_reads_begun_ahead_are_told_though_demand_came_meanwhile():
+    timeline = Timeline()
+    read = a_read(is_prefetch=True)
+    engine = timeline.engine(FakeEngine([read], 2))
+    timeline.begin(1)
+    engine.submit(read)
+    read.is_prefetch = False  # as `promote` does
+    engine.wait()
+    timeline.end()
+
+    (span,) = [span for span in timeline.passes[0].spans if span.kind is SpanKind.READ]
+    assert span.is_prefetch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -60,8 +60,8 @@ def measure(
     *,
     n_blocks: int | None = None,
     block_bytes: int | None = None,
-) -> list[CachePoint]:
-    """Every policy at every size, Belady's optimum among them.
+) -> Iterator[list[CachePoint]]:
+    """Every policy at one size after the other, Belady's optimum among them.
 
     `n_blocks` is how many blocks the model has, None for as many as the trace shows;
     `block_bytes` the size of one, None for what the trace states.
@@ -80,22 +80,21 @@ def measure(
     by_slots = {max(largest, int(share * total)): share for share in shares}
     makers: Mapping[str, Callable[[int], Policy]] = {name: _maker(name, trace) for name in names}
     n_tokens = count_tokens(trace)
-    points = []
-    for n_slots, results in compare(trace, makers, list(by_slots)).items():
-        for name, result in results.items():
-            points.append(
-                CachePoint(
-                    policy=name,
-                    share=by_slots[n_slots],
-                    n_slots=n_slots,
-                    pool_bytes=None if size is None else n_slots * size,
-                    hit_rate=result.hit_rate,
-                    of_belady=_of_belady(result, results[BELADY]),
-                    misses_per_token=result.n_misses / n_tokens,
-                    bytes_per_token=None if size is None else result.n_misses * size / n_tokens,
-                )
+    for n_slots, share in by_slots.items():
+        results = compare(trace, makers, [n_slots])[n_slots]
+        yield [
+            CachePoint(
+                policy=name,
+                share=share,
+                n_slots=n_slots,
+                pool_bytes=None if size is None else n_slots * size,
+                hit_rate=result.hit_rate,
+                of_belady=_of_belady(result, results[BELADY]),
+                misses_per_token=result.n_misses / n_tokens,
+                bytes_per_token=None if size is None else result.n_misses * size / n_tokens,
             )
-    return points
+            for name, result in results.items()
+        ]
 
 
 def find_knee(points: Sequence[tuple[float, float]]) -> float | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.table import Table
 
 import colibri_format
 from colibri_format import UsageError, format_size
-from colibri_format.command import EXIT_OK, run_command
+from colibri_format.command import EXIT_OK, ends_like_interrupt, interrupt_status, run_command
 from colibri_runtime.policies import DEFAULT_POLICY, POLICY_NAMES
 from colibri_runtime.trace import TracePhase, read_trace
 
@@ -29,8 +30,9 @@ from .cache_grid import (
 )
 from .demo_model import demo_trace
 from .machine_facts import describe_machine
-from .results import Results, save_results
+from .results import ResultKeeper, Results
 
+_TELL_S = 1.0
 _SIZES = "2%,5%,10%,15%,20%,30%,40%,50%,70%"
 _QUICK_SIZES = "5%,10%,20%,30%,50%"
 
@@ -56,23 +58,66 @@ def _main(argv: Sequence[str] | None) -> int:
     n_blocks, block_bytes = None, None
     if arguments.blocks is not None:
         n_blocks, block_bytes = _blocks(arguments.blocks)
-    points = measure(trace, shares, names, n_blocks=n_blocks, block_bytes=block_bytes)
+    console = Console(stderr=True, highlight=False, markup=False)
+    keeper = ResultKeeper(arguments.out, lambda text: console.print(text, soft_wrap=True))
     chosen = DEFAULT_POLICY if DEFAULT_POLICY in names else names[0]
-    notes = _notes(points, chosen, arguments.want / 100)
-    results = Results(
-        kind="cache",
-        command=["colibri", "bench", "cache", *(sys.argv[2:] if argv is None else argv)],
-        machine=describe_machine().as_dict(),
-        rows=[point.as_dict() for point in points],
-        notes=notes,
-        extra={"trace": trace.where, "n_tokens": count_tokens(trace)},
+    command = ["colibri", "bench", "cache", *(sys.argv[2:] if argv is None else argv)]
+    machine, n_tokens = describe_machine().as_dict(), count_tokens(trace)
+    points: list[CachePoint] = []
+
+    def results(*, is_complete: bool) -> Results:
+        return Results(
+            kind="cache",
+            command=command,
+            machine=machine,
+            rows=[point.as_dict() for point in points],
+            notes=_notes(points, chosen, arguments.want / 100),
+            is_complete=is_complete,
+            extra={"trace": trace.where, "n_tokens": n_tokens},
+        )
+
+    sizes = measure(trace, shares, names, n_blocks=n_blocks, block_bytes=block_bytes)
+    status = _collect(
+        sizes, len(shares), points, console, lambda: keeper.save(results(is_complete=False))
     )
-    if arguments.out is not None:
-        save_results(results, arguments.out)
+    final = results(is_complete=status == EXIT_OK)
+    keeper.save(final)
     if arguments.json:
-        print(json.dumps(results.as_dict()))
-        return EXIT_OK
-    _print(points, notes)
+        print(json.dumps(final.as_dict()))
+    else:
+        _print(points, final.notes)
+    keeper.finish()
+    return status
+
+
+def _collect(
+    sizes: Iterable[list[CachePoint]],
+    n_all: int,
+    points: list[CachePoint],
+    console: Console,
+    save: Callable[[], object],
+) -> int:
+    """0 when all sizes are in `points`, else the status to exit with: what there is remains."""
+    started = told = time.monotonic()
+    n_done = 0
+    try:
+        with ends_like_interrupt():
+            for of_size in sizes:
+                points += of_size
+                n_done += 1
+                now = time.monotonic()
+                left = (now - started) / n_done * (n_all - n_done)
+                if now - told > _TELL_S:
+                    console.print(
+                        f"{n_done}/{n_all}: room for {of_size[0].share:.0%}; {left:.0f} s left"
+                    )
+                    told = now
+                    save()
+    except KeyboardInterrupt as error:
+        if not points:
+            raise
+        console.print(f"interrupted after {n_done} of {n_all} sizes: what there is")
+        return interrupt_status(error)
     return EXIT_OK
 
 

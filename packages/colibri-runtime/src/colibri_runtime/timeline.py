@@ -39,7 +39,8 @@ class Span:
 
     `layer` is the store's number; -1 outside the layers (embedding and output head). Of a read,
     `submit_ns` is when the engine was given it and `start_ns` when its first request went to the
-    kernel; it ends when the engine noticed the end of the last one. Of the others `expert` is -1.
+    kernel; it ends when the engine noticed the end of the last one; `is_prefetch` says that it was
+    given ahead of demand, even if demand came before it ended. Of the others `expert` is -1.
     """
 
     kind: SpanKind
@@ -122,12 +123,13 @@ class _TimedEngine:
     def __init__(self, engine: DiskEngine, timeline: Timeline) -> None:
         self._engine = engine
         self._timeline = timeline
-        self._submitted: dict[int, int] = {}
+        self._submitted: dict[int, tuple[int, bool]] = {}
         # Engines with threads of their own check there, beside the computing thread.
         self._checks_here = engine.report().n_threads == 0
 
     def submit(self, read: BlockRead) -> None:
-        self._submitted[id(read)] = self._timeline.clock()
+        # Promoted reads are prefetches no more when they come back.
+        self._submitted[id(read)] = (self._timeline.clock(), read.is_prefetch)
         self._engine.submit(read)
 
     def flush(self) -> None:
@@ -175,6 +177,7 @@ class _TimedEngine:
         for read in reads:
             end_ns = read.ended_ns or now
             start_ns = end_ns - read.read_ns
+            known = self._submitted.pop(id(read), (start_ns, read.is_prefetch))
             timeline.add(
                 Span(
                     SpanKind.READ,
@@ -182,9 +185,9 @@ class _TimedEngine:
                     start_ns,
                     end_ns,
                     read.expert,
-                    self._submitted.pop(id(read), start_ns),
+                    known[0],
                     read.n_bytes,
-                    read.is_prefetch,
+                    known[1],
                 )
             )
         return reads
