@@ -2,7 +2,7 @@
 
 import json
 import signal
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
 
@@ -31,7 +31,8 @@ def trace():
 
 @pytest.fixture(scope="module")
 def points(trace):
-    return sum(measure(trace, [0.2, 0.4, 1.0], ("lru", "recall"), block_bytes=4096), [])
+    sizes = measure(trace, [0.2, 0.4, 1.0], ("lru", "recall"), block_bytes=4096)
+    return list(chain.from_iterable(sizes))
 
 
 def test_nothing_beats_knowing_the_future(points):

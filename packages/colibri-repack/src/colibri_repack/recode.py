@@ -48,7 +48,7 @@ def engine_name() -> str:
     """What recodes here: `C (avx512)`, or `NumPy` and why there is no better."""
     loaded = native()
     if loaded.library is None:
-        return f"NumPy, about 50 times slower than C ({loaded.reason})"
+        return f"NumPy, up to 25 times slower than C ({loaded.reason})"
     return f"C ({loaded.library.best.name.lower() if loaded.library.best.name else '?'})"
 
 
