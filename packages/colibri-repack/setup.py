@@ -87,7 +87,8 @@ class BuildNative(build_ext):
         output.unlink(missing_ok=True)
         text = (
             f"colibri-repack: its C library could not be built: {error}\n"
-            "Quantising will run in NumPy, up to 25 times slower. Install gcc or clang and reinstall."
+            "Quantising will run in NumPy, up to 25 times slower. "
+            "Install gcc or clang and reinstall."
         )
         if os.environ.get("COLIBRI_REQUIRE_NATIVE") == "1":
             sys.exit(f"{text}\nCOLIBRI_REQUIRE_NATIVE=1 makes this an error.")
