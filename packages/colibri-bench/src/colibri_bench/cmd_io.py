@@ -154,7 +154,7 @@ def _settle(arguments: argparse.Namespace) -> None:
     sizes = _QUICK_SIZES.rpartition(",")[2] if is_throttled else _QUICK_SIZES
     depths = [1, 2, 4, 8]
     for name, value, quick in (
-        ("synthetic", 8 * 2**30, 3 * 2**30), ("sizes", _SIZES, sizes), ("depths", depths, [8]),
+        ("synthetic", 8 * 2**30, 3 * 2**30), ("sizes", _SIZES, sizes), ("depths", depths, [4]),
         ("rounds", 3, 3 if is_throttled else 5),
     ):  # fmt: skip
         if getattr(arguments, name) is None:
@@ -300,7 +300,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--depths", type=_depths, metavar="LIST",
-        help="requests in flight, or threads (default: 1,2,4,8, quick 8)",
+        help="requests in flight, or threads (default: 1,2,4,8, quick 4)",
     )  # fmt: skip
     parser.add_argument("--rounds", type=_count, metavar="N", help="default: 3, quick 5")
     parser.add_argument(
@@ -312,7 +312,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--quick", action="store_true",
-        help="five rounds of little, at the largest depth: under a minute, and rough",
+        help="five rounds of little, at one depth: under a minute, and rough",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")
     parser.add_argument("--json", action="store_true", help="print all results as JSON")

@@ -184,9 +184,8 @@ def check_shares(shares: Mapping[int, Sequence[Sequence[Extent]]], depth: int) -
     """What readings of too few blocks do not show: `shares` by block size, `depth` the deepest."""
     least = {size: min(map(len, of_size)) for size, of_size in shares.items() if of_size}
     return [
-        f"blocks of {size / 2**20:.3g} MiB: a reading has {n} of them, so no more are ever in "
-        f"flight, and ends before {depth} in flight show their rate: take a larger file, fewer "
-        "depths or rounds"
+        f"blocks of {size / 2**20:.3g} MiB: a reading has {n} of them, too few to show the rate of "
+        f"{depth} in flight: take more --bytes and a larger file, or fewer depths or rounds"
         for size, n in least.items()
         if n < 2 * depth
     ]
