@@ -15,6 +15,7 @@ from colibri_bench.doctor_plan import (
     judge,
     typical_hits,
 )
+from colibri_bench.leftovers import find_leftovers
 
 GB = 10**9
 GOOD = Probe(
@@ -64,6 +65,28 @@ def test_what_can_be_changed_is_said():
     assert "ulimit -l" in found("memlock", memlock_bytes=8 * 2**20).advice
     assert found("compute", native="was not built").grade is Grade.BAD
     assert found("memory", available_bytes=None).grade is Grade.FAIR
+
+
+def test_what_killed_commands_left_is_named(tmp_path):
+    groups = tmp_path / "sys/fs/cgroup/memory/session"
+    for name in ("colibri-decode-7", "colibri-decode-8", "other-7"):
+        (groups / name).mkdir(parents=True)
+    memory = tmp_path / "dev/shm"
+    memory.mkdir(parents=True)
+    for name in ("colibri-io-7-0", "colibri-io-8-0", "colibri-io-x"):
+        (memory / name).touch()
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "colibri-io-7.bin").touch()
+    (tmp_path / "proc/8").mkdir(parents=True)
+
+    found = find_leftovers(folder, tmp_path / "absent", root=tmp_path)
+
+    expected = [folder / "colibri-io-7.bin", memory / "colibri-io-7-0", groups / "colibri-decode-7"]
+    assert found == sorted(expected)
+    finding = judge(replace(GOOD, leftovers=tuple(map(str, found))))[-1]
+    assert (finding.subject, finding.grade) == ("left over", Grade.FAIR)
+    assert "colibri-decode-7" in finding.found
 
 
 def test_speed_is_bound_by_the_slower_of_disk_and_memory():

@@ -70,6 +70,8 @@ class Probe:
     native: str
     """Empty where the C kernels are loaded, else why not."""
     isa: str
+    leftovers: tuple[str, ...] = ()
+    """Groups and files of commands that are no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ def judge(probe: Probe) -> list[Finding]:
         _judge_huge_pages(probe),
         _judge_memlock(probe),
         _judge_compute(probe),
+        *_judge_leftovers(probe),
     ]
 
 
@@ -175,6 +178,13 @@ def advise(cost: ModelCost, expected: Sequence[Expectation], available: int | No
 
 def _budget(size_bytes: int) -> str:
     return f"{-(-size_bytes // 2**20)}M"
+
+
+def _judge_leftovers(probe: Probe) -> list[Finding]:
+    if not probe.leftovers:
+        return []
+    advice = "remove them: rmdir for control groups, rm for files"
+    return [Finding("left over", ", ".join(probe.leftovers), Grade.FAIR, advice)]
 
 
 def _judge_engines(probe: Probe) -> list[Finding]:

@@ -20,6 +20,7 @@ from .io_files import Blocks, synthetic_file
 from .io_plan import Extent, Way, plan_blocks, share_out
 from .io_run import read_extents
 from .io_slots import SlotRotation
+from .leftovers import find_leftovers
 from .machine_facts import describe_disk, describe_machine
 from .memory_rate import memory_rate
 from .page_cache import drop_caches
@@ -60,6 +61,7 @@ def probe_machine(blocks: Blocks | None, folder: Path, *, seconds: float = 2.0) 
         cpu=facts.cpu,
         native=found.reason if found.library is None else "",
         isa="" if found.library is None else found.library.best.name or "",
+        leftovers=tuple(str(path) for path in find_leftovers(folder)),
     )
 
 
