@@ -3,6 +3,7 @@
 import gc
 import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -355,6 +356,15 @@ def test_a_closed_store_says_so():
         with pytest.raises(UsageError) as caught:
             call()
         assert caught.value.code == "store-closed"
+
+
+def test_a_closed_store_that_is_held_lets_go_of_its_pools_memory(tmp_path):
+    source, store = file_store(tmp_path / "f", 4)
+    ask(source, store, 0, [0, 1])
+    memory = weakref.ref(store.pool._map)
+    store.close()
+    gc.collect()
+    assert memory() is None
 
 
 def test_a_pool_smaller_than_its_plan_is_refused():

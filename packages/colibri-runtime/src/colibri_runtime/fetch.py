@@ -231,6 +231,8 @@ class CurrentFetch:
         self._leased.clear()
         self._outstanding.clear()
         self.pending.clear()
+        # Their views would keep the pool's memory for as long as the store is held.
+        self._leases.clear()
 
     def _advance(self, number: int) -> bool:
         """Ends the last leases; whether there is another ready, for which it waits."""
@@ -293,7 +295,7 @@ class CurrentFetch:
         """Asks the disk for what there are slots for, in order."""
         lacking: set[int] = set()
         left: list[Key] = []
-        n_pending = len(self.pending)
+        n_submitted = 0
         for key in self.pending:
             number = self._class_of(key)
             slot = None if number in lacking else self._claim(key, number)
@@ -304,8 +306,12 @@ class CurrentFetch:
             self._outstanding.add(key)
             self._leases[slot] = None
             self._traffic.submit(key, slot, is_prefetch=False)
+            n_submitted += 1
+            if n_submitted == 1:
+                # The disk begins while slots are found for the others.
+                self._traffic.flush()
         self.pending = deque(left)
-        if len(left) < n_pending:
+        if n_submitted > 1:
             self._traffic.flush()
 
     def _claim(self, key: Key, number: int) -> int | None:

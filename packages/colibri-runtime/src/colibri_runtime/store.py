@@ -273,7 +273,8 @@ class Store:
             raise closed_error()
         layer = int(layer)
         wanted = list(dict.fromkeys(map(int, experts)))
-        self._check(layer, wanted)
+        cache = self._cache
+        self._check(layer, [expert for expert in wanted if (layer, expert) not in cache])
         if self._is_ahead_on:
             self._read_ahead(layer, wanted)
 
