@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from colibri_runtime.decoder import Decoder
 
+from .llamacpp import perplexity
+
 
 @dataclass(frozen=True)
 class Disagreement:
@@ -48,3 +50,10 @@ def log_probabilities(decoder: Decoder, tokens: list[int]) -> NDArray[np.float64
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
     found: NDArray[np.float64] = logits[np.arange(len(tokens) - 1), tokens[1:]]
     return found
+
+
+def long_text_perplexities(decoder: Decoder, record: dict[str, Any]) -> tuple[float, float]:
+    """Ours and llama.cpp's of a text that was recorded in windows (record_llamacpp_long.py)."""
+    ours = [float(p) for w in record["windows"] for p in log_probabilities(decoder, w)]
+    theirs = [p for window in record["log_probabilities"] for p in window]
+    return perplexity(ours), perplexity(theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,12 @@ from colibri_runtime.decoder import Decoder
 from colibri_runtime.runtime import Runtime
 from helpers.kernel_calls import runtime_library
 from helpers.llamacpp import perplexity, record_model
-from helpers.llamacpp_compare import Disagreement, greedy_disagreements, log_probabilities
+from helpers.llamacpp_compare import (
+    Disagreement,
+    greedy_disagreements,
+    log_probabilities,
+    long_text_perplexities,
+)
 
 pytestmark = pytest.mark.oracle
 
@@ -111,6 +117,22 @@ def test_native_perplexity_is_that_of_llamacpp_as_stored(
     theirs = perplexity(record["stored"]["log_probabilities"])
     tell_perplexity(name, "native, as stored", ours, theirs)
     assert ours == pytest.approx(theirs, rel=NATIVE_PERPLEXITY[name])
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+def test_native_perplexity_of_a_longer_text_is_that_of_llamacpp(
+    kv_dtype: str, tmp_path: Path
+) -> None:
+    """SmolLM2; over some thousand tokens what single roundings move averages out."""
+    source = gguf_path("smollm2")
+    runtime_library()
+    record = json.loads((ROOT / "tests/fixtures/llamacpp_long.json").read_text())["smollm2"]
+    repack(source, tmp_path / "model.colibri")
+    config = RunConfig(context=256, backend="auto", kv_dtype=kv_dtype)
+    with Runtime.open(tmp_path / "model.colibri", config) as runtime:
+        ours, theirs = long_text_perplexities(runtime.decoder, record)
+    print(f"smollm2, {kv_dtype}: perplexity {ours:.4f}, llama.cpp {theirs:.4f}")
+    assert ours == pytest.approx(theirs, rel=5e-3)
 
 
 def test_greedy_choices_with_float_weights_agree(

@@ -18,8 +18,13 @@ from colibri_runtime.runtime import Runtime
 from colibri_runtime.sampler import Sampler, SamplingSpec
 from colibri_runtime.tokenizer import load_tokenizer
 from helpers.gguf_model import gguf_model
+from helpers.kernel_calls import runtime_library
 from helpers.llamacpp import perplexity
-from helpers.llamacpp_compare import greedy_disagreements, log_probabilities
+from helpers.llamacpp_compare import (
+    greedy_disagreements,
+    log_probabilities,
+    long_text_perplexities,
+)
 from helpers.memory_model import memory_decoder
 from helpers.oracle_texts import PROMPTS
 
@@ -125,3 +130,17 @@ def test_the_embedded_keys_give_the_tokenizer_of_the_gguf(
         tokenizer = load_tokenizer(reader)
 
     assert tokenizer.encode(PROMPTS[0]) == recorded["twin"]["greedy"][0]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+def test_native_perplexity_of_a_longer_text_is_that_of_llamacpp(
+    packed: Path, kv_dtype: str
+) -> None:
+    """Over some thousand tokens what single roundings move averages out."""
+    runtime_library()
+    record = json.loads((ROOT / "tests/fixtures/llamacpp_long.json").read_text())["demo"]
+    config = RunConfig(context=256, backend="auto", kv_dtype=kv_dtype)
+    with Runtime.open(packed, config) as runtime:
+        ours, theirs = long_text_perplexities(runtime.decoder, record)
+    print(f"demo, {kv_dtype}: perplexity {ours:.4f}, llama.cpp {theirs:.4f}")
+    assert ours == pytest.approx(theirs, rel=5e-3)
