@@ -49,14 +49,16 @@ BLOCK_BYTES = 3_059_712
 
 
 def tokens_of(trace, n_layers):
-    """For each token of the decode part, `(experts, weights)` of each layer."""
+    """For each token of the decode part, `(layer, experts, weights)` of each layer; arrays
+    `(1, top_k)`, best first, as a router leaves them."""
     tokens = []
     for event in trace.only(TracePhase.DECODE).events:
         if event.layer >= n_layers:
             continue
         if event.layer == 0 or not tokens:
             tokens.append([])
-        tokens[-1].append((event.layer, event.experts, event.weights))
+        experts = np.array([event.experts])
+        tokens[-1].append((event.layer, experts, np.array([event.weights], np.float32)))
     return [token for token in tokens if len(token) == n_layers]
 
 
@@ -68,9 +70,9 @@ def guesses(tokens, recall, n_experts):
     rng = np.random.default_rng(1)
 
     def of_layer(experts):
-        is_right = rng.random(len(experts)) < np.linspace(*recall, len(experts))
-        drawn = rng.integers(n_experts, size=len(experts))
-        return np.where(is_right, experts, drawn).tolist()
+        top_k = experts.shape[1]
+        is_right = rng.random(top_k) < np.linspace(*recall, top_k)
+        return np.where(is_right, experts[0], rng.integers(n_experts, size=top_k)).tolist()
 
     return [{layer: of_layer(experts) for layer, experts, _ in token} for token in tokens]
 
@@ -100,7 +102,7 @@ class Replay:
             prefetch_depth={"off": 0, "auto": None}.get(arm, options.depth),
             prefetch_from="last" if arm == "last" else "router",
         )
-        top_k = max(len(experts) for _, experts, _ in self.tokens[0])
+        top_k = self.tokens[0][0][1].shape[1]
         plan = plan_pool(
             pool_cost(n_slots, stride),
             BlockTable([self.blocks]).census(),
@@ -120,8 +122,8 @@ class Replay:
 
     def layer(self, store, number, layer, experts, weights, guessed):
         self.compute(1)
-        store.observe(layer, np.array([experts]), np.array([weights]))
-        with store.fetch(layer, sorted(experts)) as fetch:
+        store.observe(layer, experts, weights)
+        with store.fetch(layer, np.sort(experts[0]).tolist()) as fetch:
             if guessed is not None:
                 for ahead in range(layer + 1, layer + 1 + store.look_ahead):
                     if ahead in guessed[number]:
