@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -194,12 +195,25 @@ def test_the_form_in_which_hubs_write_an_index_is_read_quickly() -> None:
         plain_index({"a": "b"}).replace('"metadata"', '"weight_map"'),
         plain_index({"a": "b", "c": "b"}).replace('"c"', '"a"'),
         plain_index({"a": "\x1f"}),
+        '{,"weight_map": {"a": "b"}}',
         plain_index({"a": "é"}),
         plain_index({"a": "b", "c": "d"}).replace('"d"', "1"),
     ],
 )
 def test_any_other_index_is_left_to_the_json_parser(text: str) -> None:
     assert parse_plain_map(text.encode()) is None
+
+
+def test_a_shape_of_countless_lengths_is_not_cut_apart() -> None:
+    text = b'{"a":{"dtype":"F32","shape":[' + b"00," * 10**6 + b'0],"data_offsets":[0,0]}}'
+
+    tracemalloc.start()
+    found = parse_compact(Path("m"), text, 8)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert found is None
+    assert peak < 8 * len(text)
 
 
 def test_an_index_of_quotes_alone_is_not_cut_apart() -> None:

@@ -100,7 +100,9 @@ class _Reader:
         dense_layers = self._dense_layers()
         stacks = [t for name, t in self.left.items() if name.endswith(_STACKED) and t.shape]
         if self.admit is not None and stacks:
-            self.admit(len(stacks), max(tensor.shape[0] for tensor in stacks))
+            # A stack of another size than described is refused before it is cut.
+            described = self.model.moe.n_experts if self.model.moe else 1
+            self.admit(len(stacks), min(described, max(tensor.shape[0] for tensor in stacks)))
         self._settle_head()
         dense: list[DenseWeight] = []
         experts: list[ExpertTable | None] = []

@@ -31,6 +31,8 @@ _MEMBERS: Final = {"dtype", "shape", "data_offsets"}
 _METADATA: Final = "__metadata__"
 _JSON_SPACE: Final = " \t\r\n"
 _MAX_DIGITS: Final = 19
+# Of a type and a shape with their names; a longer one would be cut into far more memory than it is.
+_MAX_KIND: Final = 64 + MAX_RANK * (_MAX_DIGITS + 1)
 # Of an entry `"NAME":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},` what follows the name.
 _FIRST: Final = re.compile(r'"[^"]+":\{"dtype":"')
 _KIND: Final = re.compile(r'":\{"dtype":"(\w+)","shape":\[([0-9,]*)\],')
@@ -156,6 +158,8 @@ def parse_compact(
     starts, stops, ends_of_kind = (quotes[at::_N_QUOTES].tolist() for at in (0, 1, 8))
     names = [body[start + 1 : stop] for start, stop in zip(starts, stops, strict=True)]
     kinds = [body[start:stop] for start, stop in zip(stops, ends_of_kind, strict=True)]
+    if max(map(len, kinds)) > _MAX_KIND:
+        return None
     facts = {kind: _fact(kind) for kind in set(kinds)}
     if None in facts.values() or len({_METADATA, "", *names}) < len(names) + 2:
         return None

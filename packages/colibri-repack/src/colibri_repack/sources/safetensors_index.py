@@ -99,4 +99,5 @@ def _is_head(text: str) -> bool:
         record = parse_object(head[:-1].encode() + b"}", "", "", MAX_CONFIG_VALUES)
     except SourceError:
         return False
-    return _WEIGHT_MAP not in record
+    # Nothing before the comma is no JSON.
+    return bool(record) and _WEIGHT_MAP not in record
