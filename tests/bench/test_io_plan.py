@@ -295,13 +295,24 @@ def test_pool_is_larger_than_caches_if_memory_allows(slot_bytes, available, n_sl
 
 def test_reads_past_the_throttles_group_are_noticed():
     rows = summarise(
-        [reading("uring", 0.1), reading("aio", 0.1, charged_bytes=10**8), reading("tmpfs", 9)]
+        [
+            reading("uring", 0.1, charged_bytes=0),
+            reading("aio", 0.1, charged_bytes=10**8),
+            reading("tmpfs", 9),
+        ]
     )
 
     assert check_rows(rows) == check_rows(rows, throttle=10**9)[:-1]
     assert check_rows(rows, throttle=10**9)[-1].startswith(
         "NOT CHARGED: the kernel did not charge what uring read"
     )
+
+
+def test_what_no_group_could_be_charged_with_did_not_go_past_it():
+    rows = summarise([reading("uring", 0.1), reading("aio", 0.1, disk_bytes=0, charged_bytes=0)])
+
+    assert [row.charged for row in rows] == [None, None]
+    assert not any("NOT CHARGED" in note for note in check_rows(rows, throttle=10**9))
 
 
 def test_version_2_throttle_sends_the_process_home(tmp_path):
@@ -314,7 +325,7 @@ def test_version_2_throttle_sends_the_process_home(tmp_path):
         group = next(p for p in top.iterdir() if p.name.startswith("colibri-io"))
         assert (group / "io.max").read_text() == "8:0 rbps=1000000"
         assert told.how == "io.max of 8:0"
-        (group / "io.stat").write_text("9:0 rbytes=7\n8:0 rbytes=4096 wbytes=0 rios=1\n")
+        (group / "io.stat").write_text("9:0 rbytes=7\n7:1 7:0 8:0 rbytes=4096 wbytes=0 rios=1\n")
         assert told.charged_bytes() == 4096
     assert (top / "user/session/cgroup.procs").read_text() == str(os.getpid())
 

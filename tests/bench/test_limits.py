@@ -179,6 +179,21 @@ def test_read_ahead_is_set_and_set_back(tmp_path):
     assert knob.read_text() == "8192"
 
 
+def test_read_ahead_of_two_runs_at_once_ends_as_it_was(tmp_path):
+    file = write(tmp_path / "model", "bytes")
+    number = file.stat().st_dev
+    queue = tmp_path / f"sys/dev/block/{os.major(number)}:{os.minor(number)}/queue"
+    knob = write(queue / "read_ahead_kb", "8192\n")
+    first, second = read_ahead(file, 128, tmp_path), read_ahead(file, 128, tmp_path)
+
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+
+    assert knob.read_text() == "8192"
+
+
 def test_read_ahead_of_no_disk_is_left(tmp_path):
     file = write(tmp_path / "model", "bytes")
 

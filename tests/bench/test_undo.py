@@ -184,3 +184,19 @@ def test_child_whose_parent_has_gone_ends_at_once():
     done = subprocess.run(command, stdin=subprocess.DEVNULL, check=False, capture_output=True)
 
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
+def test_group_is_removed_when_entering_it_is_interrupted(tmp_path, monkeypatch):
+    parent = tmp_path / "sys/fs/cgroup/memory"
+    parent.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/\n")
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MemoryGroup, "_limit", interrupt)
+    with pytest.raises(KeyboardInterrupt), MemoryGroup("test", 1, tmp_path):
+        pass
+
+    assert not list(parent.iterdir())

@@ -47,9 +47,12 @@ class MemoryGroup:
             self._stack.enter_context(undone_if_killed(remove_group(folder)))
             if self.limit_bytes is not None:
                 self._limit(folder, self.limit_bytes)
-        except OSError as error:
+        except BaseException as error:
+            # Interrupted, too: nobody leaves what was not entered.
             self._remove()
             self._stack.close()
+            if isinstance(error, StorageError) or not isinstance(error, OSError):
+                raise
             raise _unavailable(folder, f"cannot be made or limited: {error.strerror}") from error
         return self
 

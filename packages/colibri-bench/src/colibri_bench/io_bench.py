@@ -118,16 +118,18 @@ def _read_twice(
         except (StorageError, UsageError) as error:
             bench.refused[way.engine] = str(error)
             return
+        after = _charged(bench)
         yield Reading(
             way=way, block_bytes=size, round=number, phase=phase, seconds=timed.seconds,
             n_bytes=timed.n_bytes, latencies_s=timed.latencies_s, cpu_s=timed.cpu_s,
             n_major_faults=timed.n_major_faults, disk_bytes=timed.disk_bytes, mode=timed.mode,
-            reason=timed.reason, charged_bytes=_charged(bench) - charged,
+            reason=timed.reason,
+            charged_bytes=None if charged is None or after is None else after - charged,
         )  # fmt: skip
 
 
-def _charged(bench: IoBench) -> int:
-    return (bench.limit and bench.limit.charged_bytes()) or 0
+def _charged(bench: IoBench) -> int | None:
+    return None if bench.limit is None else bench.limit.charged_bytes()
 
 
 def _spend_credit(bench: IoBench, share: Sequence[Extent], slots: SlotRotation) -> None:

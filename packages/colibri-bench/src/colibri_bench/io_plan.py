@@ -43,7 +43,7 @@ class Extent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """One way's reading of one share of the blocks, in one round; `charged_bytes` is what the
-    kernel charged of it to the group of a throttle."""
+    kernel charged of it to the group of a throttle; None where it tells none."""
 
     way: Way
     block_bytes: int
@@ -57,7 +57,7 @@ class Reading:
     disk_bytes: int
     mode: str
     reason: str
-    charged_bytes: int = 0
+    charged_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,8 @@ class IoRow:
 
     `from_disk` is the share of the bytes that the disk delivered, at most 1; `disk_gb_per_s` the
     rate at which it delivered any, what was read ahead and not used as well; `charged` the share of
-    what it delivered that the kernel charged to a throttle's group, the least of any round.
+    what it delivered that the kernel charged to a throttle's group, the least of any round that the
+    kernel told of.
     """
 
     engine: str
@@ -84,7 +85,7 @@ class IoRow:
     major_faults: float
     from_disk: float
     disk_gb_per_s: float
-    charged: float
+    charged: float | None
     n_rounds: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -226,11 +227,20 @@ def summarise(readings: Sequence[Reading]) -> list[IoRow]:
                 major_faults=median(r.n_major_faults for r in found),
                 from_disk=median(min(1.0, r.disk_bytes / r.n_bytes) for r in found),
                 disk_gb_per_s=median(r.disk_bytes / r.seconds / 1e9 for r in found),
-                charged=min(min(1.0, r.charged_bytes / max(1, r.disk_bytes)) for r in found),
+                charged=min(
+                    (share for r in found if (share := _charged(r)) is not None), default=None
+                ),
                 n_rounds=len(found),
             )
         )
     return rows
+
+
+def _charged(reading: Reading) -> float | None:
+    """The share of what the disk delivered that was charged; None where that is nothing."""
+    if reading.charged_bytes is None or not reading.disk_bytes:
+        return None
+    return min(1.0, reading.charged_bytes / reading.disk_bytes)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -40,7 +40,8 @@ def check_rows(rows: Sequence[IoRow], throttle: int | None = None) -> list[str]:
                 f"NOT THROTTLED: {names} got up to {worst.disk_gb_per_s:.2f} GB/s from a disk that "
                 f"was to give {throttle / 1e9:.2f}"
             )
-        past = sorted({r.engine for r in rows if r.engine != "tmpfs" and r.charged < _CHARGED})
+        told = [(row.engine, row.charged) for row in rows if row.charged is not None]
+        past = sorted({name for name, share in told if name != "tmpfs" and share < _CHARGED})
         if past:
             notes.append(
                 f"NOT CHARGED: the kernel did not charge what {', '.join(past)} read to the group "

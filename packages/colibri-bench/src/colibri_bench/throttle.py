@@ -40,9 +40,12 @@ class Throttle:
         except OSError:
             return None
         for line in lines:
-            device, *fields = line.split()
-            if device != self.device:
+            words = line.split()
+            # Devices that have read nothing may stand before another one in its line of io.stat.
+            devices = [word for word in words if ":" in word and "=" not in word]
+            if not devices or devices[-1] != self.device:
                 continue
+            fields = words[words.index(self.device) + 1 :]
             if self.is_v1 and fields[:1] == ["Read"]:
                 return int(fields[1])
             for field in fields:
