@@ -6,8 +6,8 @@ package still installs and computes in NumPy, slowly; COLIBRI_REQUIRE_NATIVE=1 m
 
 import hashlib
 import os
-import platform
 import shlex
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,11 +23,14 @@ CSRC = HERE / "csrc"
 # reordering. They come last, so that CFLAGS of the environment cannot undo them.
 FLAGS = ["-std=c11", "-O3", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-fno-fast-math",
          "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread"]  # fmt: skip
-# Sources in csrc/isa/ are compiled once for each of these; which runs is decided where it runs.
-X86 = {
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq",
-               "-mavx512vl", "-mavx512vnni"],
+# Sources in csrc/isa/ are compiled once plain and once for each of these; which runs is decided
+# where it runs. By the macro that a compiler for such processors defines, with ours.
+ISAS = {
+    "__x86_64__": ("COLIBRI_X86", {
+        "avx2": ["-mavx2", "-mfma", "-mf16c"],
+        "avx512": ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq",
+                   "-mavx512vl", "-mavx512vnni"],
+    }),
 }  # fmt: skip
 
 
@@ -38,6 +41,22 @@ def build_id():
         name = path.relative_to(CSRC).as_posix().encode()
         digest.update(name + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def target_of(compiler):
+    """Our macro and the sets of ISAS for what `compiler` makes code for.
+
+    It is asked itself, as it may be a cross compiler. Where it does not answer for one processor,
+    (None, {}): plain C alone. So it is with several -arch at once, the default of python.org's
+    builds for macOS; ARCHFLAGS="-arch arm64" names one.
+    """
+    command = [*getattr(compiler, "compiler_so", ["cc"]), "-dM", "-E", "-x", "c", os.devnull]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None, {}  # a compiler that is not there will be missed when it is to compile
+    macros = {line.split()[1] for line in answer.splitlines() if line.startswith("#define ")}
+    return next((found for macro, found in ISAS.items() if macro in macros), (None, {}))
 
 
 class BuildNative(build_ext):
@@ -59,15 +78,13 @@ class BuildNative(build_ext):
             self._give_up(output, error)
 
     def _build(self, ext, output):
-        is_x86 = platform.machine() in ("x86_64", "AMD64") and "arm64" not in os.environ.get(
-            "ARCHFLAGS", ""
-        )
         # Sanitizers and the like; last, so that they win.
         extra = shlex.split(os.environ.get("COLIBRI_CFLAGS", ""))
         common = [("COLIBRI_BUILD_ID", f'"{build_id()}"')]
-        if is_x86:
-            common.append(("COLIBRI_X86", "1"))
-        isas = {"base": [], **(X86 if is_x86 else {})}
+        macro, found = target_of(self.compiler)
+        if macro:
+            common.append((macro, "1"))
+        isas = {"base": [], **found}
         jobs = [("", path, []) for path in sorted(CSRC.glob("*.c"))]
         jobs += [
             (isa, path, flags)
