@@ -11,7 +11,8 @@ PIP := -m pip --disable-pip-version-check
 SMOLLM2 := $(ORACLE)/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-oracle test-memory test-sanitize test-wheels fuzz lint format clean
+.PHONY: help setup demo test test-oracle test-memory test-sanitize test-arm test-wheels fuzz lint \
+  format clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -30,7 +31,7 @@ demo: setup  ## repacks, inspects and runs the embedded model with little memory
 	$(BIN)/colibri demo
 
 test: setup  ## all tests that need nothing but this checkout
-	$(BIN)/python -m pytest -m "not oracle and not memory"
+	$(BIN)/python -m pytest -m "not oracle and not memory and not arm"
 
 test-memory: setup  ## peak memory, measured under a cgroup limit and with gigabytes of data
 	$(BIN)/python -m pytest -m memory -rs -s
@@ -73,8 +74,19 @@ test-sanitize: setup  ## tests of disk engines and kernels with their C under AS
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZE)/lib \
 	  COLIBRI_SANITIZED=1 COLIBRI_REQUIRE_NATIVE=1 $(BIN)/python -m pytest \
-	  -m "not oracle" tests/runtime/test_native.py tests/runtime/test_disk*.py \
+	  -m "not oracle and not arm" tests/runtime/test_native.py tests/runtime/test_disk*.py \
 	  tests/runtime/test_kernels*.py
+
+# setup.py asks the compiler what it makes code for; tests/helpers/arm_emulator.py links the objects.
+ARM := build/arm
+ARM_CC := aarch64-linux-gnu-gcc
+test-arm: setup  ## runs the C library for aarch64 (wants gcc-aarch64-linux-gnu and qemu-user)
+	rm -rf $(ARM)
+	cd packages/colibri-runtime && CC=$(ARM_CC) LDSHARED="$(ARM_CC) -shared" \
+	  COLIBRI_REQUIRE_NATIVE=1 COLIBRI_CFLAGS="-Werror -fcf-protection=none" \
+	  $(abspath $(BIN))/python setup.py -q build --build-base $(abspath $(ARM))/objects \
+	  --build-lib $(abspath $(ARM))/lib
+	COLIBRI_ARM_OBJECTS=$(abspath $(ARM))/objects $(BIN)/python -m pytest -m arm -rs tests/runtime
 
 lint: setup  ## ruff, mypy strict, import-linter
 	$(BIN)/ruff check .

@@ -31,6 +31,10 @@ ISAS = {
         "avx512": ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq",
                    "-mavx512vl", "-mavx512vnni"],
     }),
+    "__aarch64__": ("COLIBRI_ARM", {
+        "neon": ["-DCOLIBRI_NEON=1"],
+        "dotprod": ["-DCOLIBRI_NEON=1", "-march=armv8.2-a+dotprod"],
+    }),
 }  # fmt: skip
 
 

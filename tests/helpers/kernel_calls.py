@@ -14,6 +14,9 @@ from colibri_runtime._native import Isa, NativeLibrary, native
 from colibri_runtime.dequant import dequantise
 from colibri_runtime.native_kernels import PRODUCT, NativeKernels, aligned_bytes
 
+from .arm_emulator import ArmLibrary
+from .arm_kernels import ArmKernels
+
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
@@ -32,8 +35,8 @@ def runtime_library() -> NativeLibrary:
     pytest.skip(f"no C library: {loaded.reason}")
 
 
-def isas(library: NativeLibrary) -> Iterator[Isa]:
-    """Each instruction set of this machine, alone with the base."""
+def isas(library: NativeLibrary | ArmLibrary) -> Iterator[Isa]:
+    """Each instruction set of the library's machine, alone with the base."""
     for isa in Isa:
         if isa in library.isas:
             yield isa | Isa.BASE
@@ -56,8 +59,8 @@ def matrix_record(data: NDArray[np.uint8], dtype: DType, n_rows: int, n_columns:
     return (data.ctypes.data, n_rows, n_columns, dtype.ggml_id, row_interleave)
 
 
-def matmul(kernels: NativeKernels, x: Floats, data: NDArray[np.uint8], dtype: DType, n_rows: int,
-           row_interleave: int = 0, bias: Floats | None = None) -> Floats:  # fmt: skip
+def matmul(kernels: NativeKernels | ArmKernels, x: Floats, data: NDArray[np.uint8], dtype: DType,
+           n_rows: int, row_interleave: int = 0, bias: Floats | None = None) -> Floats:  # fmt: skip
     """`x @ weights.T + bias`, `(n_tokens, n_rows)`, with guards around what is written."""
     n_tokens, n_columns = x.shape
     out = np.full((n_tokens + 1, n_rows + 3), np.float32(12345))

@@ -15,6 +15,7 @@ from colibri_runtime.native_kernels import (
     aligned_bytes,
 )
 from helpers import kernel_products
+from helpers.arm_kernels import ArmKernels
 from helpers.kernel_calls import (
     ROUNDINGS,
     decoded,
@@ -43,9 +44,14 @@ def library():
     return runtime_library()
 
 
-@pytest.fixture(scope="module")
-def every_isa(library):
-    made = [NativeKernels(library, isas=isa) for isa in isas(library)]
+@pytest.fixture(scope="module", params=["here", pytest.param("aarch64", marks=pytest.mark.arm)])
+def every_isa(request):
+    if request.param == "here":
+        library = request.getfixturevalue("library")
+        made = [NativeKernels(library, isas=isa) for isa in isas(library)]
+    else:
+        library = request.getfixturevalue("arm_library")
+        made = [ArmKernels(library, isas=isa) for isa in isas(library)]
     yield made
     for kernels in made:
         kernels.close()

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from colibri_format import DTYPES, interleave
-from colibri_runtime._native import Isa, NativeLibrary, native
+from colibri_runtime._native import Isa, NativeLibrary
 from colibri_runtime.native_kernels import PRODUCT, NativeKernels, aligned_bytes
+from helpers.arm_kernels import ARM_ISAS, ArmKernels
 from helpers.ggml_library import Ggml, xllamacpp_library
 from helpers.k_quants import LIMITS, Parts, extreme_parts, pack, products, random_parts
+from helpers.kernel_calls import runtime_library
 
 TYPES = sorted(LIMITS)
 FORMS = [0, 16]
-ISAS = list(Isa)
+ISAS = [Isa.BASE, Isa.AVX2, Isa.AVX512, *ARM_ISAS]
 
 
 @pytest.fixture(scope="module")
 def library() -> NativeLibrary:
-    found = native()
-    if found.library is None:
-        if os.environ.get("COLIBRI_REQUIRE_NATIVE") == "1":
-            pytest.fail(f"no C library: {found.reason}")
-        pytest.skip(f"no C library: {found.reason}")
-    return found.library
+    return runtime_library()
 
 
-def kernels(library: NativeLibrary, isa: Isa) -> NativeKernels:
-    if isa not in library.isas:
+@pytest.fixture
+def kernels(request, isa) -> Iterator[NativeKernels | ArmKernels]:
+    """Products with `isa`, a parameter; of Arm's on other machines emulated."""
+    library = runtime_library()
+    if isa in library.isas:
+        with NativeKernels(library, isas=isa | Isa.BASE) as made:
+            yield made
+    elif isa in (Isa.NEON, Isa.DOTPROD):
+        yield ArmKernels(request.getfixturevalue("arm_library"), isas=isa | Isa.BASE)
+    else:
         pytest.skip(f"this machine lacks {isa.name}")
-    return NativeKernels(library, isas=Isa(2 * isa - 1))
 
 
 def multiply(
-    native_kernels: NativeKernels, parts: Parts, form: int, x: NDArray[np.float32], at: int = 0
+    native_kernels: NativeKernels | ArmKernels,
+    parts: Parts,
+    form: int,
+    x: NDArray[np.float32],
+    at: int = 0,
 ) -> NDArray[np.float32]:
     """`(tokens, rows)`; the matrix begins `at` bytes after a multiple of 64."""
     rows = pack(parts)
@@ -85,13 +93,12 @@ def check(
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("columns", [256, 512, 2304])
-def test_products_are_those_of_float64(library, isa, name, form, columns):
+def test_products_are_those_of_float64(kernels, name, form, columns):
     rng = np.random.default_rng(columns)
     parts = random_parts(name, 32 if form else 7, columns // 256, rng)
     values = random_values(3, columns // 256, rng)
     x, scales = activations(values, rng)
-    with kernels(library, isa) as native_kernels:
-        got = multiply(native_kernels, parts, form, x)
+    got = multiply(kernels, parts, form, x)
 
     check(got, parts, values, scales)
 
@@ -99,7 +106,7 @@ def test_products_are_those_of_float64(library, isa, name, form, columns):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_largest_numbers_do_not_saturate(library, isa, name, form):
+def test_largest_numbers_do_not_saturate(kernels, name, form):
     rng = np.random.default_rng(1)
     parts = extreme_parts(name, 16, 2)
     signs = np.ones((4, 2, 256), np.int64)
@@ -107,8 +114,7 @@ def test_largest_numbers_do_not_saturate(library, isa, name, form):
     signs[2, :, ::2] = -1
     signs[3] = np.where(rng.random((2, 256)) < 0.5, -1, 1)
     x, scales = activations(127 * signs, rng)
-    with kernels(library, isa) as native_kernels:
-        got = multiply(native_kernels, parts, form, x)
+    got = multiply(kernels, parts, form, x)
 
     check(got, parts, 127 * signs, scales)
 
@@ -116,34 +122,32 @@ def test_largest_numbers_do_not_saturate(library, isa, name, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_product_of_a_row_and_a_token_is_the_same_in_any_company(library, isa, name, form):
+def test_product_of_a_row_and_a_token_is_the_same_in_any_company(kernels, name, form):
     rng = np.random.default_rng(2)
     parts = random_parts(name, 48, 3, rng)
     x, _ = activations(random_values(9, 3, rng), rng)
     step = form or 1
-    with kernels(library, isa) as native_kernels:
-        alone = np.stack([multiply(native_kernels, parts, form, row[None])[0] for row in x])
-        for n_tokens in range(1, 10):
-            together = multiply(native_kernels, parts, form, x[:n_tokens], at=n_tokens)
-            assert (together == alone[:n_tokens]).all()
-        for first, last in [(0, 1), (1, 3), (0, 3)] if form else [(0, 1), (5, 10), (40, 47)]:
-            rows = slice(step * first, step * last)
-            some = Parts(name, *(getattr(parts, part)[rows] for part in Parts.__slots__[1:]))
-            assert (multiply(native_kernels, some, form, x[:2]) == alone[:2, rows]).all()
+    alone = np.stack([multiply(kernels, parts, form, row[None])[0] for row in x])
+    for n_tokens in range(1, 10):
+        together = multiply(kernels, parts, form, x[:n_tokens], at=n_tokens)
+        assert (together == alone[:n_tokens]).all()
+    for first, last in [(0, 1), (1, 3), (0, 3)] if form else [(0, 1), (5, 10), (40, 47)]:
+        rows = slice(step * first, step * last)
+        some = Parts(name, *(getattr(parts, part)[rows] for part in Parts.__slots__[1:]))
+        assert (multiply(kernels, some, form, x[:2]) == alone[:2, rows]).all()
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("isa", ISAS)
-def test_row_and_token_that_are_no_numbers_spoil_no_others(library, isa, name, form):
+def test_row_and_token_that_are_no_numbers_spoil_no_others(kernels, name, form):
     rng = np.random.default_rng(3)
     parts = random_parts(name, 16, 2, rng)
     x, _ = activations(random_values(2, 2, rng), rng)
-    with kernels(library, isa) as native_kernels:
-        good = multiply(native_kernels, parts, form, x)
-        parts.d[3, 1] = np.nan
-        x[1, 300] = np.nan
-        got = multiply(native_kernels, parts, form, x)
+    good = multiply(kernels, parts, form, x)
+    parts.d[3, 1] = np.nan
+    x[1, 300] = np.nan
+    got = multiply(kernels, parts, form, x)
 
     assert np.isnan(got[0, 3])
     assert np.isnan(got[1]).all()
@@ -162,7 +166,7 @@ def test_products_are_those_of_ggml(library, name):
     )
     for isa in (isa for isa in Isa if isa in library.isas):
         for form in FORMS:
-            with kernels(library, isa) as native_kernels:
+            with NativeKernels(library, isas=isa | Isa.BASE) as native_kernels:
                 got = multiply(native_kernels, parts, form, x)
             # Both are sums of the same integers, rounded in different orders.
             sizes = products(parts, values, scales)[1]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from colibri_runtime._native import Isa
+from helpers.arm_emulator import ArmLibrary
 from helpers.kernel_calls import isas, rounded_groups, runtime_library
 from helpers.quantiser_rows import rows
 
@@ -18,9 +19,6 @@ def library():
 
 def round_row(library, isa, rounding, x):
     """Values (bytes), scales, sums, sums16 and sums32 of one row."""
-    call = library.function(
-        "colibri_round_row", "i32", "u32", "i32", "ptr", "i32", *["ptr"] * 5
-    )  # fmt: skip
     width = {NONE: 4, F16: 2, BF16: 2}.get(rounding, 1)
     group = 256 if rounding == Q8_K else 32
     arrays = (
@@ -30,6 +28,14 @@ def round_row(library, isa, rounding, x):
         np.zeros(x.size // 16, np.int16),
         np.zeros(x.size // group, np.int32),
     )
+    if isinstance(library, ArmLibrary):
+        library.clear()
+        x_there, *there = [library.place(array) for array in (x, *arrays)]
+        assert library.call("colibri_round_row", isa, rounding, x_there, x.size, *there) == 0
+        return tuple(map(library.read, there, arrays))
+    call = library.function(
+        "colibri_round_row", "i32", "u32", "i32", "ptr", "i32", *["ptr"] * 5
+    )  # fmt: skip
     addresses = [array.ctypes.data for array in arrays]
     assert call(int(isa), rounding, x.ctypes.data, x.size, *addresses) == 0
     return arrays
@@ -59,6 +65,45 @@ def test_every_instruction_set_gives_the_same_bits(library, rounding):
             assert all(
                 (a.view(np.uint8) == b.view(np.uint8)).all() for a, b in zip(base, got, strict=True)
             )
+
+
+@pytest.mark.arm
+@pytest.mark.parametrize("rounding", [NONE, F16, BF16, Q8_0, Q8_1, Q8_K])
+def test_arm_gives_the_bits_of_this_machine(library, arm_library, rounding):
+    # But those of a NaN that arises: its sign and payload are the processor's choice.
+    for x in hard_rows():
+        base = round_row(library, Isa.BASE, rounding, x)
+        for isa in isas(arm_library):
+            got = round_row(arm_library, isa, rounding, x)
+
+            assert all(
+                (a.view(np.uint8) == b.view(np.uint8)).all() for a, b in zip(base, got, strict=True)
+            )
+
+
+@pytest.mark.arm
+@pytest.mark.parametrize("rounding", [Q8_0, Q8_1, Q8_K])
+def test_on_arm_a_group_that_holds_no_number_has_such_a_scale(arm_library, rounding):
+    x = np.ones(COLUMNS, np.float32)
+    x[0], x[512] = np.nan, np.inf
+    for isa in isas(arm_library):
+        scales = round_row(arm_library, isa, rounding, x)[1].reshape(4, -1)[:, 0]
+
+        assert np.isnan(scales[0])
+        assert (np.isfinite(scales) == [False, True, False, True]).all()
+
+
+@pytest.mark.arm
+def test_arm_rounds_every_half_float_and_what_lies_between_to_nearest_even(arm_library):
+    every_half = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    finite = every_half[np.isfinite(every_half)]
+    between = ((finite[:-1].astype(np.float64) + finite[1:]) / 2).astype(np.float32)
+    with np.errstate(over="ignore"):
+        for isa in isas(arm_library):
+            for x in (finite, between, np.nextafter(finite, np.float32(np.inf))):
+                values = round_row(arm_library, isa, F16, x)[0].view(np.uint16)
+
+                assert (values == x.astype(np.float16).view(np.uint16)).all()
 
 
 @pytest.mark.parametrize("isa", [Isa.BASE, Isa.AVX2, Isa.AVX512])

@@ -269,7 +269,7 @@ def main() -> int:
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--isa", choices=("base", "avx2", "avx512"))
+    parser.add_argument("--isa", choices=[isa.name.lower() for isa in Isa])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     for result in results(options):

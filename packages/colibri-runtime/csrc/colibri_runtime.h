@@ -13,8 +13,14 @@
 #define COLIBRI_EXPORT __attribute__((visibility("default")))
 #endif
 
-/* Instruction sets, as bits. AVX512 means F, BW, DQ, VL and VNNI. */
-enum colibri_isa { COLIBRI_ISA_BASE = 1, COLIBRI_ISA_AVX2 = 2, COLIBRI_ISA_AVX512 = 4 };
+/* Instruction sets, as bits. AVX512 means F, BW, DQ, VL and VNNI; DOTPROD is NEON with SDOT. */
+enum colibri_isa {
+    COLIBRI_ISA_BASE = 1,
+    COLIBRI_ISA_AVX2 = 2,
+    COLIBRI_ISA_AVX512 = 4,
+    COLIBRI_ISA_NEON = 8,
+    COLIBRI_ISA_DOTPROD = 16
+};
 
 COLIBRI_EXPORT int32_t colibri_runtime_abi(void);
 

@@ -31,6 +31,10 @@ static inline uint16_t colibri_load_u16(const void *p) {
 static inline float colibri_float_of_half(uint16_t half) {
 #if defined(__F16C__)
     return _cvtsh_ss(half);
+#elif defined(COLIBRI_NEON)
+    __fp16 value;
+    memcpy(&value, &half, 2);
+    return (float)value;
 #else
     /* 2^112 moves the exponent's bias from 15 to 127, and makes a subnormal a normal number. */
     const uint32_t sign = (uint32_t)(half & 0x8000) << 16;
@@ -46,6 +50,11 @@ static inline float colibri_float_of_half(uint16_t half) {
 static inline uint16_t colibri_half_of_float(float value) {
 #if defined(__F16C__)
     return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(COLIBRI_NEON)
+    const __fp16 rounded = (__fp16)value;
+    uint16_t half;
+    memcpy(&half, &rounded, 2);
+    return half;
 #else
     const uint32_t bits = colibri_bits_of_float(value);
     const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;

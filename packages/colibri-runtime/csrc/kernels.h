@@ -82,5 +82,11 @@ const struct colibri_kernel *colibri_kernels_blocks256_avx2(int32_t *n);
 const struct colibri_kernel *colibri_kernels_blocks32_avx512(int32_t *n);
 const struct colibri_kernel *colibri_kernels_blocks256_avx512(int32_t *n);
 #endif
+#if defined(COLIBRI_ARM)
+const struct colibri_kernel *colibri_kernels_blocks32_neon(int32_t *n);
+const struct colibri_kernel *colibri_kernels_blocks256_neon(int32_t *n);
+const struct colibri_kernel *colibri_kernels_blocks32_dotprod(int32_t *n);
+const struct colibri_kernel *colibri_kernels_blocks256_dotprod(int32_t *n);
+#endif
 
 #endif

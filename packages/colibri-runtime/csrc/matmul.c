@@ -41,6 +41,13 @@ const struct colibri_kernel *colibri_kernel_find(uint32_t isas, int32_t type,
     if (isas & COLIBRI_ISA_AVX512) kernel = find_in(avx512, 2, type, row_interleave);
     if (kernel == NULL && isas & COLIBRI_ISA_AVX2) kernel = find_in(avx2, 2, type, row_interleave);
 #endif
+#if defined(COLIBRI_ARM)
+    static table *const neon[] = {colibri_kernels_blocks32_neon, colibri_kernels_blocks256_neon};
+    static table *const dotprod[] = {colibri_kernels_blocks32_dotprod,
+                                     colibri_kernels_blocks256_dotprod};
+    if (isas & COLIBRI_ISA_DOTPROD) kernel = find_in(dotprod, 2, type, row_interleave);
+    if (kernel == NULL && isas & COLIBRI_ISA_NEON) kernel = find_in(neon, 2, type, row_interleave);
+#endif
     (void)isas;
     return kernel != NULL ? kernel : find_in(base, 2, type, row_interleave);
 }

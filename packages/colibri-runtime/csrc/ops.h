@@ -1,8 +1,8 @@
 /* What a decoder layer does beside its products: norms, rotation, attention, gates, sums.
  *
  * One table of these an instruction set. Sums run in sixteen lanes in every one of them, so that
- * AVX2 and AVX-512 give the same bits (the base path differs by its unfused multiply-adds). A row
- * of a result depends on its own inputs alone: not on other rows, on threads or on addresses.
+ * AVX2, AVX-512 and NEON give the same bits (the base path differs by its unfused multiply-adds). A
+ * row of a result depends on its own inputs alone: not on other rows, on threads or on addresses.
  * Pointers need no alignment beyond that of their type, unless it says so.
  */
 #ifndef COLIBRI_OPS_H
@@ -76,6 +76,10 @@ const struct colibri_ops *colibri_ops_base(void);
 #if defined(COLIBRI_X86)
 const struct colibri_ops *colibri_ops_avx2(void);
 const struct colibri_ops *colibri_ops_avx512(void);
+#endif
+#if defined(COLIBRI_ARM)
+const struct colibri_ops *colibri_ops_neon(void);
+const struct colibri_ops *colibri_ops_dotprod(void);
 #endif
 
 /* The table of the best instruction set in `isas`, bits of colibri_isa that run here. */

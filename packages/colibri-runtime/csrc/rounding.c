@@ -119,6 +119,10 @@ const struct colibri_vector_code *colibri_vector_code(uint32_t isas) {
     if (isas & COLIBRI_ISA_AVX512) return colibri_vector_code_avx512();
     if (isas & COLIBRI_ISA_AVX2) return colibri_vector_code_avx2();
 #endif
+#if defined(COLIBRI_ARM)
+    if (isas & COLIBRI_ISA_DOTPROD) return colibri_vector_code_dotprod();
+    if (isas & COLIBRI_ISA_NEON) return colibri_vector_code_neon();
+#endif
     (void)isas;
     return colibri_vector_code_base();
 }

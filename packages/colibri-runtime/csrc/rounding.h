@@ -57,6 +57,10 @@ const struct colibri_vector_code *colibri_vector_code_base(void);
 const struct colibri_vector_code *colibri_vector_code_avx2(void);
 const struct colibri_vector_code *colibri_vector_code_avx512(void);
 #endif
+#if defined(COLIBRI_ARM)
+const struct colibri_vector_code *colibri_vector_code_neon(void);
+const struct colibri_vector_code *colibri_vector_code_dotprod(void);
+#endif
 
 /* The code of the best set in `isas`. */
 const struct colibri_vector_code *colibri_vector_code(uint32_t isas);

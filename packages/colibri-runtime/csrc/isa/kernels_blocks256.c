@@ -7,6 +7,8 @@
 #elif defined(__AVX2__)
 #include "blocks256_avx2_rows.h"
 #include "blocks256_avx2_x16.h"
+#elif defined(COLIBRI_NEON)
+#include "blocks256_neon.h"
 #else
 #include "blocks256_scalar.h"
 #endif

@@ -5,6 +5,8 @@
 #include "blocks32_avx512_plain.h"
 #elif defined(__AVX2__)
 #include "blocks32_avx2.h"
+#elif defined(COLIBRI_NEON)
+#include "blocks32_neon.h"
 #else
 #include "blocks32_scalar.h"
 #endif
@@ -21,6 +23,10 @@
 #define FLOAT_DOT(type) avx2_##type
 #define PLAIN_DOT(type) avx2_##type
 #define X16_DOT(type) avx2_##type##_x16
+#elif defined(COLIBRI_NEON)
+#define FLOAT_DOT(type) neon_##type
+#define PLAIN_DOT(type) neon_##type
+#define X16_DOT(type) neon_##type##_x16
 #else
 #define FLOAT_DOT(type) scalar_##type
 #define PLAIN_DOT(type) scalar_##type

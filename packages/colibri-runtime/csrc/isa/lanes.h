@@ -1,4 +1,4 @@
-/* Sixteen floats at once, in one register, in two, or one by one. */
+/* Sixteen floats at once, in one register, in two, in four, or one by one. */
 #ifndef COLIBRI_LANES_H
 #define COLIBRI_LANES_H
 
@@ -7,6 +7,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(COLIBRI_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "../half.h"
@@ -96,6 +98,51 @@ static inline lanes lanes_power(lanes a) {
 }
 static inline __m256 lanes_fold(lanes a) { return _mm256_add_ps(a.low, a.high); }
 
+#elif defined(COLIBRI_NEON)
+
+typedef struct {
+    float32x4_t at[4];
+} lanes;
+
+#define LANES_EACH(expression)                                                                     \
+    lanes r;                                                                                       \
+    for (int i = 0; i < 4; i++)                                                                    \
+        r.at[i] = (expression);                                                                    \
+    return r
+
+static inline lanes lanes_all(float x) { LANES_EACH(vdupq_n_f32(x)); }
+static inline lanes lanes_load(const float *x) { LANES_EACH(vld1q_f32(x + 4 * i)); }
+static inline lanes lanes_load_half(const uint16_t *x) {
+    LANES_EACH(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(x + 4 * i))));
+}
+static inline void lanes_store(float *x, lanes a) {
+    for (int i = 0; i < 4; i++)
+        vst1q_f32(x + 4 * i, a.at[i]);
+}
+static inline void lanes_store_half(uint16_t *x, lanes a) {
+    for (int i = 0; i < 4; i++)
+        vst1_u16(x + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.at[i])));
+}
+static inline lanes lanes_add(lanes a, lanes b) { LANES_EACH(vaddq_f32(a.at[i], b.at[i])); }
+static inline lanes lanes_sub(lanes a, lanes b) { LANES_EACH(vsubq_f32(a.at[i], b.at[i])); }
+static inline lanes lanes_mul(lanes a, lanes b) { LANES_EACH(vmulq_f32(a.at[i], b.at[i])); }
+static inline lanes lanes_div(lanes a, lanes b) { LANES_EACH(vdivq_f32(a.at[i], b.at[i])); }
+/* Not FMAX and FMIN, which give NaN where either is. */
+static inline lanes lanes_max(lanes a, lanes b) {
+    LANES_EACH(vbslq_f32(vcgtq_f32(a.at[i], b.at[i]), a.at[i], b.at[i]));
+}
+static inline lanes lanes_min(lanes a, lanes b) {
+    LANES_EACH(vbslq_f32(vcltq_f32(a.at[i], b.at[i]), a.at[i], b.at[i]));
+}
+static inline lanes lanes_fma(lanes a, lanes b, lanes c) {
+    LANES_EACH(vfmaq_f32(c.at[i], a.at[i], b.at[i]));
+}
+static inline lanes lanes_power(lanes a) {
+    const uint32x4_t one = vdupq_n_u32(127u << 23);
+    LANES_EACH(vreinterpretq_f32_u32(
+        vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(a.at[i]), 23), one)));
+}
+
 #else
 
 typedef struct {
@@ -149,6 +196,12 @@ static inline float lanes_sum(lanes a) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+#elif defined(COLIBRI_NEON)
+static inline float lanes_sum(lanes a) {
+    float32x4_t four = vaddq_f32(vaddq_f32(a.at[0], a.at[2]), vaddq_f32(a.at[1], a.at[3]));
+    float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
 #else
 static inline float lanes_sum(lanes a) {

@@ -120,6 +120,14 @@ static void prepare(const struct colibri_heads *how, float *heads, int32_t n_hea
  * the query, so that a query's sums run alike in every batch. */
 enum { SPAN = 64 };
 
+/* Sixteens of mixtures that are held at once, of one query at most 4; results are the same for
+ * any number. */
+#if defined(__AVX2__)
+enum { MOST_MIXED = 8 };
+#else
+enum { MOST_MIXED = 4 };
+#endif
+
 /* Queries that read the same keys and values, at most 4, and what is known of them so far. */
 struct rows {
     float queries[4][COLIBRI_MAX_HEAD_DIM]; /* over sqrt(head_dim), zero behind head_dim */
@@ -235,7 +243,7 @@ INLINE void mix_chunks(struct rows *rows, const uint8_t *values, int64_t n_value
 INLINE void mix(struct rows *rows, const uint8_t *values, int64_t n_values, int64_t head_dim,
                 int is_f16, const int n_rows) {
     const int64_t stride = head_dim * (is_f16 ? 2 : 4);
-    const int n_chunks = n_rows == 4 ? 2 : 4;
+    const int n_chunks = MOST_MIXED / n_rows < 4 ? MOST_MIXED / n_rows : 4;
     int64_t at = 0;
     for (; at + 16 * n_chunks <= head_dim; at += 16 * n_chunks)
         mix_chunks(rows, values, n_values, stride, at, 16, is_f16, n_rows, n_chunks);
@@ -288,9 +296,12 @@ INLINE void attend_rows(const struct colibri_attention *what, int32_t kv_head, i
 INLINE void attend_as(const struct colibri_attention *what, int32_t kv_head, int64_t row,
                       int64_t n_rows, int is_f16) {
     int64_t end = row + n_rows;
-#if defined(__AVX2__) /* without vector registers there is nowhere to keep more than one */
+    /* Several rows at once, as far as registers hold them: plain C has none. */
+#if defined(__AVX2__)
     for (; row + 4 <= end; row += 4)
         attend_rows(what, kv_head, row, is_f16, 4);
+#endif
+#if defined(__AVX2__) || defined(COLIBRI_NEON)
     for (; row + 2 <= end; row += 2)
         attend_rows(what, kv_head, row, is_f16, 2);
 #endif

@@ -34,11 +34,16 @@ _TYPES: Final = {
 
 
 class Isa(IntFlag):
-    """Instruction sets, bits of enum colibri_isa; AVX512 includes VNNI."""
+    """Instruction sets, bits of enum colibri_isa. AVX512 includes VNNI, DOTPROD NEON."""
 
     BASE = 1
     AVX2 = 2
     AVX512 = 4
+    NEON = 8
+    DOTPROD = 16
+
+
+_KNOWN_ISAS: Final = sum(Isa)
 
 
 class NativeLibrary:
@@ -55,7 +60,7 @@ class NativeLibrary:
         try:
             abi = self.function("colibri_runtime_abi", "i32")()
             found = self.function("colibri_runtime_build_id", "str")().decode()
-            self.isas = Isa(self.function("colibri_runtime_isas", "u32")() & 7)
+            self.isas = Isa(self.function("colibri_runtime_isas", "u32")() & _KNOWN_ISAS)
         except AttributeError as error:
             raise OSError(f"{path} is another library: {error}") from error
         if abi != ABI or build_id not in (None, found):
