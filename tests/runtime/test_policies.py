@@ -1,14 +1,23 @@
 """What each policy evicts, and what all of them promise."""
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from colibri_format import UsageError
+from colibri_runtime._native import native
 from colibri_runtime.policies import POLICY_NAMES, make_policy
 
-COUNTING = ("recall", "cadence", "hybrid", "lfu")
+needs_library = pytest.mark.skipif(native().library is None, reason=native().reason)
+IN_PYTHON = (
+    pytest.param("recall in Python", marks=needs_library),
+    pytest.param("cadence in Python", marks=needs_library),
+)
+NAMES = (*POLICY_NAMES, *IN_PYTHON)
+RANKED = ("cadence", "recall", *IN_PYTHON)
+COUNTING = ("recall", "cadence", "hybrid", "lfu", *IN_PYTHON)
 
 
 def run(policy, *events):
@@ -36,8 +45,29 @@ def drain(policy):
     return victims
 
 
+class Twins:
+    """A policy in C and the same in Python, told the same: they name the same victims."""
+
+    def __init__(self, name, **options):
+        self.both = [
+            make_policy(name, is_native=is_native, **options) for is_native in (True, False)
+        ]
+
+    def __getattr__(self, name):
+        def call(*arguments, **named):
+            in_c, in_python = (getattr(policy, name)(*arguments, **named) for policy in self.both)
+            assert in_c == in_python
+            return in_c
+
+        return call
+
+
 def make(name, n_layers=2, n_slots=8, **options):
-    return make_policy(name, n_layers=n_layers, n_slots=n_slots, **options)
+    name, _, where = name.partition(" in ")
+    options |= {"n_layers": n_layers, "n_slots": n_slots}
+    if where == "both":
+        return Twins(name, **options)
+    return make_policy(name, is_native=False if where else None, **options)
 
 
 def test_unknown_policy_is_refused_with_the_names_known():
@@ -64,7 +94,7 @@ def test_options_out_of_place_are_refused(name, options, code):
     assert error.value.code == code
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_block_that_is_not_in_use_can_be_evicted_once(name):
     policy = make(name)
     run(policy, (0, [1, 2]), (1, [3, 4]))
@@ -77,7 +107,7 @@ def test_every_block_that_is_not_in_use_can_be_evicted_once(name):
     assert sorted(victims) == [(0, 1), (1, 3), (1, 4), (1, 7)]
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("quotas", [None, (1, 1)])
 def test_a_prefetch_takes_nothing_that_waits_or_was_touched(name, quotas):
     policy = make(name, quotas=quotas)
@@ -95,7 +125,7 @@ def test_a_prefetch_takes_nothing_that_waits_or_was_touched(name, quotas):
     assert policy.victim(is_prefetch=False) is not None
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_touched_block_is_an_ordinary_one_after_its_layers_next_event(name):
     policy = make(name)
     run(policy, (0, [1, 2]))
@@ -110,7 +140,7 @@ def test_a_touched_block_is_an_ordinary_one_after_its_layers_next_event(name):
     assert drain(policy) == [(0, 2)]
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_touched_block_falls_back_without_observe_too(name):
     policy = make(name)
     for expert in (1, 2):
@@ -126,7 +156,7 @@ def test_a_touched_block_falls_back_without_observe_too(name):
     ]
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_was_read_ahead_in_vain_leaves_before_what_was_used(name):
     policy = make(name)
     run(policy, (0, [1]))
@@ -193,7 +223,7 @@ def test_hybrid_keeps_hot_blocks_until_nothing_else_is_left():
     assert drain(policy) == [(0, 2), (0, 1)]
 
 
-@pytest.mark.parametrize("name", ["cadence", "recall"])
+@pytest.mark.parametrize("name", RANKED)
 def test_cadence_keeps_what_the_last_token_chose(name):
     policy = make(name, n_layers=1)
     run(policy, (0, [1, 2]))
@@ -204,7 +234,7 @@ def test_cadence_keeps_what_the_last_token_chose(name):
     assert policy.victim(is_prefetch=False) == (0, 1)
 
 
-@pytest.mark.parametrize("name", ["cadence", "recall"])
+@pytest.mark.parametrize("name", RANKED)
 def test_cadence_counts_by_the_routers_weight(name):
     policy = make(name, n_layers=1)
     run(policy, (0, [1, 2], [0.9, 0.1]))
@@ -212,7 +242,7 @@ def test_cadence_counts_by_the_routers_weight(name):
     assert drain(policy) == [(0, 2), (0, 1)]
 
 
-@pytest.mark.parametrize("name", ["cadence", "recall"])
+@pytest.mark.parametrize("name", RANKED)
 def test_of_equally_likely_blocks_the_one_whose_layer_was_visited_last_leaves(name):
     """Its next visit is a whole cycle away: least recently used would take the other."""
     policy = make(name, n_layers=3, n_slots=8)
@@ -221,7 +251,7 @@ def test_of_equally_likely_blocks_the_one_whose_layer_was_visited_last_leaves(na
     assert drain(policy) == [(2, 1), (1, 1), (0, 1)]
 
 
-@pytest.mark.parametrize("name", ["cadence", "recall", "hybrid"])
+@pytest.mark.parametrize("name", (*RANKED, "hybrid"))
 def test_counts_stay_in_order_over_more_visits_than_a_unit_can_grow(name):
     policy = make(name, n_layers=1)
     run(policy, (0, [1, 2, 3]))
@@ -233,7 +263,7 @@ def test_counts_stay_in_order_over_more_visits_than_a_unit_can_grow(name):
     assert drain(policy) == [(0, 3), (0, 2), (0, 1)]
 
 
-@pytest.mark.parametrize("name", ["cadence", "recall", "hybrid"])
+@pytest.mark.parametrize("name", (*RANKED, "hybrid"))
 def test_layers_compare_after_one_went_over_to_a_smaller_unit(name):
     policy = make(name, n_layers=2)
     run(policy, (0, [1, 2]), (1, [1, 2]))
@@ -248,6 +278,62 @@ def test_layers_compare_after_one_went_over_to_a_smaller_unit(name):
     victims = drain(policy)
 
     assert {key[1] for key in victims[-2:]} == {1}
+
+
+def test_a_block_that_is_idle_for_ever_can_still_be_evicted():
+    """Its value is divided by the unit's growth until nothing is left of it."""
+    for name in ("cadence", "cadence in Python"):
+        policy = make(name, n_layers=1)
+        policy.admit((0, 5))
+        policy.expire((0, 5))
+        run(policy, (0, [1]))
+        for _ in range(25_000):
+            policy.observe(0, [1])
+
+        assert drain(policy) == [(0, 5), (0, 1)]
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["recall", "cadence"])
+@pytest.mark.parametrize("quotas", [None, (6, 9, 5)])
+def test_c_and_python_name_the_same_victims_in_a_long_run(name, quotas):
+    """Experts beyond the first numbers known, batches, blocks read ahead, a seed."""
+    random = np.random.default_rng(7)
+    twins = Twins(name, n_layers=3, n_slots=24, quotas=quotas, shares={(1, 70): 0.5, (0, 3): 0.25})
+    held = set()
+    for step in range(600):
+        layer = step % 3
+        n_experts = 20 if step < 300 else 150
+        top_k = 4 if step % 50 else 18
+        popular = random.zipf(1.3, 4 * n_experts) - 1
+        experts = list(dict.fromkeys(int(e) for e in popular if e < n_experts))[:top_k]
+        weights = (random.integers(1, 9, len(experts)) / 8).tolist() if step % 7 else None
+        ahead = ((layer + 1) % 3, int(random.integers(n_experts)))
+        if ahead in held:
+            twins.touch(ahead)
+        twins.observe(layer, experts, weights)
+        in_use = [(layer, expert) for expert in experts]
+        for key in in_use:
+            if key in held:
+                twins.pin(key)
+        for key in in_use:
+            if key not in held and len(held) >= 24:
+                victim = twins.victim(is_prefetch=False)
+                if victim is None:
+                    break
+                held.remove(victim)
+            held.add(key)
+        for key in in_use:
+            if key in held:
+                twins.release(key)
+        if ahead not in held and (victim := twins.victim(is_prefetch=True)) is not None:
+            held.remove(victim)
+            held.add(ahead)
+            twins.admit(ahead)
+            if step % 5 == 0:
+                twins.expire(ahead)
+
+    assert len(drain(twins)) == len(held) - sum(quotas or ())
 
 
 def test_recall_keeps_what_followed_the_same_token_before():
@@ -279,7 +365,7 @@ def test_history_decides_among_blocks_that_were_preloaded(name):
     assert drain(policy) == [(1, 9), (0, 2), (1, 3), (0, 1)]
 
 
-@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("weights", [None, [0.0, 0.0]])
 def test_weights_of_nothing_count_as_equal(name, weights):
     policy = make(name)
@@ -361,13 +447,15 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 def machines():
-    for name in POLICY_NAMES:
+    twins = ("recall in both", "cadence in both") if native().library is not None else ()
+    for name in (*POLICY_NAMES, *twins):
         for quotas in (None, (2, 1, 0)):
             case = type(f"{name}{quotas}", (PolicyMachine,), {"name": name, "quotas": quotas})
             case.TestCase.settings = settings(
                 max_examples=25, stateful_step_count=30, deadline=None
             )
-            yield f"Test{name.title()}{'Global' if quotas is None else 'PerLayer'}", case.TestCase
+            title = name.title().replace(" ", "")
+            yield f"Test{title}{'Global' if quotas is None else 'PerLayer'}", case.TestCase
 
 
 globals().update(machines())

@@ -7,12 +7,14 @@ from typing import Final
 
 from colibri_format import UsageError
 
+from ._native import native
 from .policy import Key, Policy
 from .policy_cadence import Cadence
 from .policy_hybrid import HOT_SHARE, LFU_WEIGHT, Hybrid
 from .policy_lfu import Lfu
 from .policy_lru import GlobalLru, LayerLru
-from .policy_recall import RecallPolicy
+from .policy_native import NativePolicy
+from .policy_recall import RECALL, RecallPolicy
 
 POLICY_NAMES: Final = ("recall", "cadence", "hybrid", "lfu", "lru")
 DEFAULT_POLICY: Final = "recall"
@@ -27,6 +29,7 @@ def make_policy(
     lfu_weight: float | None = None,
     hot_share: float | None = None,
     shares: Mapping[Key, float] | None = None,
+    is_native: bool | None = None,
 ) -> Policy:
     """A new policy for `n_slots` slots, over all layers together.
 
@@ -39,6 +42,7 @@ def make_policy(
         lfu_weight: of `hybrid`, 0 (recency) to 1 (frequency).
         hot_share: of `hybrid`, the share of slots whose blocks stay, 0 to 1.
         shares: what was learned before (`History.shares`).
+        is_native: whether `recall` and `cadence` compute in C; None: where the library is there.
 
     Raises:
         UsageError: `unknown-policy`; `bad-lfu-weight`, `bad-hot-share` outside 0 to 1, or where
@@ -76,6 +80,9 @@ def make_policy(
             lfu_weight=LFU_WEIGHT if lfu_weight is None else lfu_weight,
             n_hot=int(share * n_slots / max(n_layers, 1)),
         )
+    elif is_native is not False and (library := native().library) is not None:
+        weight = RECALL if name == "recall" else None
+        policy = NativePolicy(library, n_layers, quotas, recall=weight)
     elif name == "cadence":
         policy = Cadence(n_layers, quotas)
     else:

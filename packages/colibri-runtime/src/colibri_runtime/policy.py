@@ -26,7 +26,7 @@ class Policy(Protocol):
     `observe` once with every expert of the event; `pin` for each that is resident; `victim` for
     each that is not and lacks a free slot; `release` for each as it has been used. A driver that
     never calls `observe` is taken to begin an event with the first release of another layer, and
-    to know no weights. Costs grow with the logarithm of the number of blocks at most.
+    to know no weights.
     """
 
     def observe(

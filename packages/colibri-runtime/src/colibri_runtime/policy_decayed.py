@@ -14,6 +14,17 @@ _LARGEST_UNIT: Final = 1e60
 NEVER_USED: Final = 1e-9
 _LONGEST: Final = 64.0
 """Visits that what was learned before weighs as much as, at most."""
+_LEAST_VALUE: Final = 1e-300
+"""What a value does not fall below: a logarithm is taken of it."""
+
+
+def seed_count(share: float, growth: float) -> float:
+    """What a count comes to, in its layer's unit, when its block is asked for by `share` of the
+    layer's visits for ever; at most of `_LONGEST` visits."""
+    always = _LONGEST
+    if growth > 1.0:
+        always = min(always, growth / (growth - 1.0))
+    return share * always
 
 
 class DecayedPolicy(RankedPolicy):
@@ -32,12 +43,8 @@ class DecayedPolicy(RankedPolicy):
         self._units = [1.0] * n_layers
 
     def seed(self, shares: Mapping[Key, float]) -> None:
-        # What a count comes to when its block is asked for at every visit for ever.
-        always = _LONGEST
-        if self._growth > 1.0:
-            always = min(always, self._growth / (self._growth - 1.0))
         for (layer, expert), share in shares.items():
-            self._counts[layer][expert] = share * always * self._units[layer]
+            self._counts[layer][expert] = seed_count(share, self._growth) * self._units[layer]
 
     def _begin(self, layer: int) -> float:
         """The layer's unit from its new visit on."""
@@ -56,7 +63,8 @@ class DecayedPolicy(RankedPolicy):
         counts, values = self._counts[layer], self._values[layer]
         for expert in counts:
             counts[expert] /= unit
-        self._set_all(layer, {expert: value / unit for expert, value in values.items()})
+        fresh = {expert: max(value / unit, _LEAST_VALUE) for expert, value in values.items()}
+        self._set_all(layer, fresh)
         # The layer's bound stays: what its values lose its offset gains.
         self._offsets[layer] += log(unit)
         return 1.0

@@ -140,6 +140,16 @@ class Recall:
         likely = np.flatnonzero(likelihoods >= LEAST)[:MAX_LIKELY]
         return likely.tolist(), likelihoods[likely].tolist()
 
+    def require(self, n_experts: int) -> None:
+        """Makes sure that there is room for experts below `n_experts`."""
+        if n_experts > self._n_experts:
+            self._grow(n_experts)
+
+    @property
+    def state_address(self) -> int:
+        """Of the struct colibri_recall, which stays where it is."""
+        return self._address
+
     def _grow(self, n_experts: int) -> None:
         """Makes room for experts below `n_experts`, and tells the library where everything is."""
         self._n_experts = max(n_experts, 2 * self._n_experts)
