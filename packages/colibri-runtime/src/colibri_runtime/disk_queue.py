@@ -73,6 +73,12 @@ class _Piece:
     n_again: int = 0
 
 
+class _Whole(tuple[BlockRead, int, int, bool]):
+    """A block asked for in one request: its read, address, bytes asked for, whether directly."""
+
+    __slots__ = ()
+
+
 class QueueEngine:
     """Reads blocks through `ring`, at most `depth` requests in flight, demands before prefetches.
 
@@ -81,7 +87,8 @@ class QueueEngine:
     no more than those. Requests are whole blocks, or `split_bytes` long.
 
     A ring with a backlog (`WorkerRing`) keeps to those rules itself: it is given every request at
-    once, begins them while the caller computes, and hashes whole blocks. With any other everything
+    once, begins them while the caller computes, and hashes whole blocks. A block that such a ring
+    brings in one piece and well costs no more than its request. With any other ring everything
     happens within calls, on the caller's thread: the device is kept busy as long as more than one
     request is in flight between two of them, checksums are checked just before a block is given
     back, and `wait` gives one block at a time, after the requests that follow have begun. A block
@@ -110,6 +117,7 @@ class QueueEngine:
         self._depth = depth
         self._split_bytes = split_bytes
         self._most = ring.backlog or depth
+        self._gives_whole = bool(ring.backlog) and ring.is_checking and not split_bytes
         self._most_ahead = ring.backlog or min(prefetch_depth, depth)
         self._sleep = sleep
         self._clock = clock
@@ -121,8 +129,7 @@ class QueueEngine:
         self._demand_pieces: deque[_Piece] = deque()
         self._prefetch_pieces: deque[_Piece] = deque()
         self._later: list[tuple[int, _Piece]] = []
-        self._in_flight: dict[int, _Piece] = {}
-        self._withdrawable: dict[int, int] = {}
+        self._in_flight: dict[int, _Piece | _Whole] = {}
         self._landed: deque[_Begun] = deque()
         self._done: deque[BlockRead] = deque()
         self._tag = 0
@@ -149,8 +156,8 @@ class QueueEngine:
             for piece in [p for p in self._prefetch_pieces if p.begun.read is read]:
                 self._prefetch_pieces.remove(piece)
                 self._demand_pieces.append(piece)
-        if (tag := self._withdrawable.get(id(read))) is not None:
-            self._ring.promote(tag)
+        if read.ticket:
+            self._ring.promote(read.ticket)
 
     def cancel(self, read: BlockRead) -> bool:
         return (
@@ -203,7 +210,7 @@ class QueueEngine:
         if self._is_closed:
             return
         self._is_closed = True
-        for queue in (self._demands, self._prefetches, self._in_flight, self._withdrawable):
+        for queue in (self._demands, self._prefetches, self._in_flight):
             queue.clear()
         for rest in (self._demand_pieces, self._prefetch_pieces, self._later, self._landed):
             rest.clear()
@@ -240,17 +247,18 @@ class QueueEngine:
             raise StorageError.of(error, where, "waiting for reads") from error
         if not done and not self._ring.in_flight():
             # An exception, Ctrl-C say, came between the kernel's answer and our notes: ask again.
-            for piece in self._in_flight.values():
-                self._queue_of(piece).append(piece)
+            for asked in self._in_flight.values():
+                self._queue_again(asked)
             self._in_flight.clear()
-            self._withdrawable.clear()
         for answer in done:
-            piece = self._in_flight.pop(answer[0])
-            if self._withdrawable:
-                self._withdrawable.pop(id(piece.begun.read), None)
+            asked = self._in_flight.pop(answer[0])
+            if type(asked) is _Whole:
+                self._take_whole(asked, answer)
+                continue
+            asked.begun.read.ticket = 0
             if self._ring.is_checking:
-                self._note(piece, answer)
-            self._take(piece, answer[1])
+                self._note(asked, answer)
+            self._take(asked, answer[1])
         self._begin()
 
     def _begin(self) -> None:
@@ -262,11 +270,14 @@ class QueueEngine:
             or len(self._in_flight) >= self._most
         ):
             return
+        if self._gives_whole and not (self._demand_pieces or self._prefetch_pieces):
+            self._begin_whole(self._demands)
+            self._begin_whole(self._prefetches)
         while batch := self._next_batch():
             requests = []
             for piece in batch:
                 begun = piece.begun
-                self._tag = tag = (self._tag + 1) & 0xFFFFFFFF
+                self._tag = tag = (self._tag + 1) & 0xFFFFFFFF or 1
                 self._in_flight[tag] = piece
                 read, file, at = begun.read, begun.file, piece.begin
                 is_other = file.fd != file.buffered_fd and not piece.is_direct
@@ -275,7 +286,7 @@ class QueueEngine:
                     self._ring.is_checking and self._is_verified and self._is_whole(piece)
                 )
                 if begun.n_pieces == 1 and self._ring.backlog:
-                    self._withdrawable[id(read)] = tag
+                    read.ticket = tag
                 requests.append(
                     Request(
                         begun.address + at,
@@ -291,8 +302,9 @@ class QueueEngine:
                 )
             n = self._ring.submit(requests)
             for request in requests[max(n, 0) :]:
-                lost = self._in_flight.pop(request.tag)
-                self._withdrawable.pop(id(lost.begun.read), None)
+                del self._in_flight[request.tag]
+            for piece in batch[max(n, 0) :]:
+                piece.begun.read.ticket = 0
             if n == len(batch):
                 continue
             rest = batch[max(n, 0) :]
@@ -303,6 +315,77 @@ class QueueEngine:
                 self._queue_of(piece).appendleft(piece)
             if -n in PASSING:
                 return
+
+    def _begin_whole(self, queue: OrderedDict[int, BlockRead]) -> None:
+        """Gives the ring the reads of `queue`, a request each, as far as they suit."""
+        in_flight, files = self._in_flight, self._files
+        tag = self._tag
+        requests = []
+        while queue and len(in_flight) < self._most:
+            _, read = queue.popitem(last=False)
+            file = files[read.file]
+            address = read.address or buffer_address(read)
+            is_direct, length = file.plan_request(
+                read.offset, read.length, address, len(read.buffer)
+            )
+            if length > MAX_REQUEST:
+                queue[id(read)] = read
+                queue.move_to_end(id(read), last=False)
+                break
+            is_other = file.fd != file.buffered_fd and not is_direct
+            self._n_buffered += is_other
+            is_hashed = self._is_verified and read.checksum is not None
+            read.ticket = tag = (tag + 1) & 0xFFFFFFFF or 1
+            in_flight[tag] = _Whole((read, address, length, is_direct))
+            requests.append(
+                Request(
+                    address,
+                    read.offset,
+                    length,
+                    file.buffered_fd if is_other else file.fd,
+                    -1 if is_other else read.file,
+                    tag,
+                    block_seed(read.layer, read.expert) if is_hashed else 0,
+                    read.size if is_hashed else 0,
+                    read.is_prefetch,
+                )
+            )
+        self._tag = tag
+        n = 0
+        while n < len(requests) and (n_more := self._ring.submit(requests[n:])) > 0:
+            n += n_more
+        for request in reversed(requests[n:]):
+            self._queue_again(in_flight.pop(request.tag))
+
+    def _queue_again(self, asked: _Piece | _Whole) -> None:
+        """Puts what was asked of the ring, or was to be, back where it came from."""
+        if isinstance(asked, _Piece):
+            asked.begun.read.ticket = 0
+            self._queue_of(asked).append(asked)
+            return
+        read = asked[0]
+        read.ticket = 0
+        queue = self._prefetches if read.is_prefetch else self._demands
+        queue[id(read)] = read
+        queue.move_to_end(id(read), last=False)
+
+    def _take_whole(self, asked: _Whole, answer: Sequence[int]) -> None:
+        """A block has come; unless all is well it goes the way of pieces from here on."""
+        read, address, length, is_direct = asked
+        _, result, found, begun_ns, ended_ns, hash_ns = answer
+        read.ticket = 0
+        is_hashed = self._is_verified and read.checksum is not None
+        if result == length and (not is_hashed or found & _WORD == read.checksum):
+            read.n_bytes += result
+            read.read_ns += ended_ns - begun_ns
+            read.checksum_ns += hash_ns
+            read.ended_ns = ended_ns
+            self._done.append(read)
+            return
+        begun = _Begun(read, self._files[read.file], address, begun_ns, n_pieces=1, end=length)
+        piece = _Piece(begun, 0, length, is_direct, is_hashed)
+        self._note(piece, answer)
+        self._take(piece, result)
 
     def _next_batch(self) -> list[_Piece]:
         batch: list[_Piece] = []
@@ -450,10 +533,11 @@ class QueueEngine:
 
     def _withdraw(self, read: BlockRead) -> bool:
         """Whether the ring had not begun the only request of `read`, and gives it back."""
-        tag = self._withdrawable.get(id(read))
-        if tag is None or not self._ring.withdraw(tag):
+        tag = read.ticket
+        if not tag or not self._ring.withdraw(tag):
             return False
-        del self._withdrawable[id(read)], self._in_flight[tag]
+        del self._in_flight[tag]
+        read.ticket = 0
         return True
 
     def _is_whole(self, piece: _Piece) -> bool:
