@@ -334,6 +334,25 @@ int32_t colibri_policy_touch(struct colibri_policy *p, int32_t layer, int32_t ex
     return 0;
 }
 
+int32_t colibri_policy_pin_all(struct colibri_policy *p, int32_t layer, int32_t n,
+                               const int32_t *experts) {
+    int32_t code = 0;
+    for (int32_t i = 0; i < n && code == 0; i++) code = colibri_policy_pin(p, layer, experts[i]);
+    return code;
+}
+
+int32_t colibri_policy_release_all(struct colibri_policy *p, int32_t layer, int32_t n,
+                                   const int32_t *experts) {
+    for (int32_t i = 0; i < n; i++) colibri_policy_release(p, layer, experts[i]);
+    return 0;
+}
+
+int32_t colibri_policy_touch_all(struct colibri_policy *p, int32_t layer, int32_t n,
+                                 const int32_t *experts) {
+    for (int32_t i = 0; i < n; i++) colibri_policy_touch(p, layer, experts[i]);
+    return 0;
+}
+
 int64_t colibri_policy_victim(struct colibri_policy *p, int32_t is_prefetch) {
     int32_t layer = NONE, expert;
     p->is_pressed = 1;

@@ -67,6 +67,13 @@ COLIBRI_EXPORT int32_t colibri_policy_pin(struct colibri_policy *policy, int32_t
                                           int32_t expert);
 COLIBRI_EXPORT int32_t colibri_policy_release(struct colibri_policy *policy, int32_t layer,
                                               int32_t expert);
+/* The same for several experts of a layer, in order; a pin ends at the first that is not there. */
+COLIBRI_EXPORT int32_t colibri_policy_pin_all(struct colibri_policy *policy, int32_t layer,
+                                              int32_t n, const int32_t *experts);
+COLIBRI_EXPORT int32_t colibri_policy_release_all(struct colibri_policy *policy, int32_t layer,
+                                                  int32_t n, const int32_t *experts);
+COLIBRI_EXPORT int32_t colibri_policy_touch_all(struct colibri_policy *policy, int32_t layer,
+                                                int32_t n, const int32_t *experts);
 COLIBRI_EXPORT int32_t colibri_policy_admit(struct colibri_policy *policy, int32_t layer,
                                             int32_t expert);
 COLIBRI_EXPORT int32_t colibri_policy_touch(struct colibri_policy *policy, int32_t layer,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .policy import Key, Policy
 
@@ -44,18 +45,26 @@ class Cache:
         self._class_of = class_of or (lambda key: 0)
         # By slot, so that a hit costs one look-up of its key and none of its class.
         self._policy_of_slot = [self._policies[number] for number in self._class_of_slot]
-        self._resident: dict[Key, int] = {}
+        self._only = self._policies[0] if len(classes) == 1 else None
+        self._tells_all = {
+            what: tell
+            for what in ("pin", "release", "touch")
+            if (tell := getattr(self._only, f"{what}_all", None)) is not None
+        }
+        self._resident: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._loading: dict[Key, int] = {}
-        self._pinned: set[Key] = set()
-        self._unused: set[Key] = set()
-        self._waiting: set[Key] = set()
+        # By slot: numbers are found faster than pairs of them.
+        self._pinned: set[int] = set()
+        self._unused: set[int] = set()
+        self._waiting: set[int] = set()
         self._on_waste = on_waste
+        self._n_resident = 0
         self.n_evicted = 0
 
     @property
     def n_resident(self) -> int:
         """Blocks that can be used without a read."""
-        return len(self._resident)
+        return self._n_resident
 
     @property
     def n_loading(self) -> int:
@@ -79,41 +88,45 @@ class Cache:
 
     def n_waiting_in(self, number: int) -> int:
         """Those of them in slots of class `number`."""
-        if len(self._policies) == 1:
+        if self._only is not None:
             return len(self._waiting)
-        return sum(self._class_of_slot[self._resident[key]] == number for key in self._waiting)
+        return sum(self._class_of_slot[slot] == number for slot in self._waiting)
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._resident
+        return key[1] in self._resident[key[0]]
+
+    def row(self, layer: int) -> Mapping[int, int]:
+        """The slots of a layer's resident experts, as they are now and change."""
+        return self._resident[layer]
 
     def slot_of(self, key: Key) -> int | None:
         """The slot of a resident block, None where it is not resident."""
-        return self._resident.get(key)
+        return self._resident[key[0]].get(key[1])
 
     def owners(self) -> dict[int, Key]:
         """The block that owns each slot that is not free."""
-        both = (*self._resident.items(), *self._loading.items())
-        return {slot: key for key, slot in both}
+        found = {slot: key for key, slot in self._loading.items()}
+        for layer, row in self._resident.items():
+            found |= {slot: (layer, expert) for expert, slot in row.items()}
+        return found
 
     def pin(self, key: Key) -> int | None:
         """The slot of `key`, which is in use from now on; None where it is not resident."""
-        slot = self._resident.get(key)
-        if slot is not None and key not in self._pinned:
+        slot = self._resident[key[0]].get(key[1])
+        if slot is not None and slot not in self._pinned:
             self._policy_of_slot[slot].pin(key)
-            self._pinned.add(key)
-            self._waiting.discard(key)
+            self._pinned.add(slot)
+            self._waiting.discard(slot)
         return slot
 
-    def pin_all(self, layer: int, experts: Iterable[int]) -> list[int]:
-        """The slots of a layer's experts, all resident, which are in use from now on."""
-        slots = []
-        for expert in experts:
-            key = (layer, expert)
-            slot = self._resident[key]
-            self._policy_of_slot[slot].pin(key)
-            slots.append(slot)
-            self._pinned.add(key)
-            self._waiting.discard(key)
+    def pin_all(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """The slots of a layer's experts, all resident and none in use, which are from now on."""
+        row = self._resident[layer]
+        slots = [row[expert] for expert in experts]
+        self._tell("pin", layer, experts, slots)
+        self._pinned.update(slots)
+        if self._waiting:
+            self._waiting.difference_update(slots)
         return slots
 
     @property
@@ -123,26 +136,42 @@ class Cache:
 
     def take_unused(self, layer: int, experts: Iterable[int]) -> int:
         """How many of a layer's experts were read ahead and are now used for the first time."""
-        used = self._unused.intersection((layer, expert) for expert in experts)
+        row = self._resident[layer]
+        used = self._unused.intersection(row[expert] for expert in experts if expert in row)
         self._unused -= used
         return len(used)
 
     def release(self, key: Key) -> None:
         """`key` is no longer in use."""
-        self._pinned.remove(key)
-        self._policy_of_slot[self._resident[key]].release(key)
+        slot = self._resident[key[0]][key[1]]
+        self._pinned.remove(slot)
+        self._policy_of_slot[slot].release(key)
+
+    def release_all(self, layer: int, experts: Sequence[int]) -> None:
+        """A layer's experts, all in use, are no longer."""
+        row = self._resident[layer]
+        slots = [row[expert] for expert in experts]
+        self._pinned.difference_update(slots)
+        self._tell("release", layer, experts, slots)
 
     def touch(self, key: Key) -> None:
         """`key` is expected to be asked for soon."""
-        slot = self._resident.get(key)
-        if slot is not None and key not in self._pinned:
+        slot = self._resident[key[0]].get(key[1])
+        if slot is not None and slot not in self._pinned:
             self._policy_of_slot[slot].touch(key)
+
+    def touch_all(self, layer: int, experts: Sequence[int]) -> None:
+        """A layer's experts, all resident, are expected to be asked for soon."""
+        row = self._resident[layer]
+        idle = [expert for expert in experts if row[expert] not in self._pinned]
+        self._tell("touch", layer, idle, [row[expert] for expert in idle])
 
     def expire(self, key: Key) -> None:
         """`key` was read ahead in vain."""
-        if key in self._waiting:
-            self._waiting.remove(key)
-            self._policy_of_slot[self._resident[key]].expire(key)
+        slot = self._resident[key[0]].get(key[1])
+        if slot in self._waiting:
+            self._waiting.remove(slot)
+            self._policy_of_slot[slot].expire(key)
 
     def claim(self, key: Key, *, is_prefetch: bool = False) -> int | None:
         """A slot to read `key` into, free or made free; None while every other block of its class
@@ -155,11 +184,12 @@ class Cache:
             victim = self._policies[number].victim(is_prefetch=is_prefetch)
             if victim is None:
                 return None
-            slot = self._resident.pop(victim)
+            slot = self._resident[victim[0]].pop(victim[1])
+            self._n_resident -= 1
             self.n_evicted += 1
-            self._waiting.discard(victim)
-            if victim in self._unused:
-                self._unused.remove(victim)
+            self._waiting.discard(slot)
+            if slot in self._unused:
+                self._unused.remove(slot)
                 if self._on_waste is not None:
                     self._on_waste(victim)
         self._loading[key] = slot
@@ -175,17 +205,15 @@ class Cache:
 
     def land(self, key: Key) -> int:
         """The slot of `key`, whose read succeeded and which is in use from now on."""
-        slot = self._loading.pop(key)
-        self._resident[key] = slot
-        self._pinned.add(key)
+        slot = self._arrive(key)
+        self._pinned.add(slot)
         return slot
 
     def land_ahead(self, key: Key) -> int:
         """The slot of `key`, whose read succeeded before anything asked for it."""
-        slot = self._loading.pop(key)
-        self._resident[key] = slot
-        self._unused.add(key)
-        self._waiting.add(key)
+        slot = self._arrive(key)
+        self._unused.add(slot)
+        self._waiting.add(slot)
         self._policy_of_slot[slot].admit(key)
         return slot
 
@@ -193,3 +221,19 @@ class Cache:
         """The read of `key` failed or was called off: its slot is free again."""
         slot = self._loading.pop(key)
         self._free[self._class_of_slot[slot]].append(slot)
+
+    def _arrive(self, key: Key) -> int:
+        slot = self._loading.pop(key)
+        self._resident[key[0]][key[1]] = slot
+        self._n_resident += 1
+        return slot
+
+    def _tell(self, what: str, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        """Tells the policies of several blocks of a layer."""
+        if not experts:
+            return
+        if (tell_all := self._tells_all.get(what)) is not None:
+            tell_all(layer, experts)
+            return
+        for expert, slot in zip(experts, slots, strict=True):
+            getattr(self._policy_of_slot[slot], what)((layer, expert))

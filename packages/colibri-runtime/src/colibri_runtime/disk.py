@@ -36,8 +36,9 @@ class BlockRead:
     (XXH3-64 of the payload, seeded with the block's place) the payload is checked before it comes
     back. The engine owns read and buffer from `submit` until it gives the read back or `cancel`
     says True. `address` is that of the buffer's first byte, 0 where the engine is to find it out;
-    `tag` is the submitter's own, `ticket` the engine's. `read_ns` runs from the first request to the kernel to the end of
-    the last, so reads in flight together each count all of it; that end was noticed at `ended_ns`.
+    `tag` is the submitter's own, `ticket` the engine's. `read_ns` runs from the first request to
+    the kernel to the end of the last, so reads in flight together each count all of it; that end
+    was noticed at `ended_ns`.
     """
 
     layer: int

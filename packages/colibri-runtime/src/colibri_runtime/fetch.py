@@ -214,8 +214,7 @@ class CurrentFetch:
         self.is_open = False
         self._error = None
         if self._ready:
-            for lease in self._ready:
-                self._cache.release((lease.layer, lease.expert))
+            self._cache.release_all(self.layer, [lease.expert for lease in self._ready])
             self._ready.clear()
         self.pending.clear()
         if self._outstanding:
@@ -265,9 +264,7 @@ class CurrentFetch:
         if self._leased:
             self.ended_ns = self._clock()
             self._stats.layers[self.layer].compute_ns += self.ended_ns - self._given_ns
-            release = self._cache.release
-            for lease in self._leased:
-                release((lease.layer, lease.expert))
+            self._cache.release_all(self.layer, [lease.expert for lease in self._leased])
             self._leased.clear()
 
     def _wait(self) -> None:

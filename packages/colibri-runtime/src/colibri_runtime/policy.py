@@ -27,6 +27,9 @@ class Policy(Protocol):
     each that is not and lacks a free slot; `release` for each as it has been used. A driver that
     never calls `observe` is taken to begin an event with the first release of another layer, and
     to know no weights.
+
+    It may also have `pin_all`, `release_all` and `touch_all`, `(layer, experts)`, for several
+    blocks of a layer in one call.
     """
 
     def observe(

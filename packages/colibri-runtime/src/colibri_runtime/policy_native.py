@@ -118,21 +118,29 @@ class NativePolicy:
         self._touch = function("colibri_policy_touch", *block)
         self._expire = function("colibri_policy_expire", *block)
         self._victim = function("colibri_policy_victim", "i64", "ptr", "i32")
+        self._pin_all = function("colibri_policy_pin_all", *block, "ptr")
+        self._release_all = function("colibri_policy_release_all", *block, "ptr")
+        self._touch_all = function("colibri_policy_touch_all", *block, "ptr")
 
     def observe(
         self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
     ) -> None:
-        n = len(experts)
-        if n and (top := max(experts)) >= self._width:
-            self._grow(top + 1)
-        if n > self._most_asked:
-            self._make_room(n)
-        _packer(n).pack_into(self._experts, 0, *experts)
+        n = self._tell(experts)
         if weights is not None:
             _weight_packer(n).pack_into(self._weights, 0, *weights)
         self._observe(
             self._at, layer, n, self._experts_at, 0 if weights is None else self._weights_at
         )
+
+    def pin_all(self, layer: int, experts: Sequence[int]) -> None:
+        if self._pin_all(self._at, layer, self._tell(experts), self._experts_at) < 0:
+            raise KeyError((layer, experts))
+
+    def release_all(self, layer: int, experts: Sequence[int]) -> None:
+        self._release_all(self._at, layer, self._tell(experts), self._experts_at)
+
+    def touch_all(self, layer: int, experts: Sequence[int]) -> None:
+        self._touch_all(self._at, layer, self._tell(experts), self._experts_at)
 
     def pin(self, key: Key) -> None:
         layer, expert = key
@@ -175,6 +183,16 @@ class NativePolicy:
     def victim(self, *, is_prefetch: bool) -> Key | None:
         block: int = self._victim(self._at, is_prefetch)
         return None if block < 0 else (block >> 32, block & 0xFFFFFFFF)
+
+    def _tell(self, experts: Sequence[int]) -> int:
+        """Writes `experts` where the library reads them; how many there are."""
+        n = len(experts)
+        if n and (top := max(experts)) >= self._width:
+            self._grow(top + 1)
+        if n > self._most_asked:
+            self._make_room(n)
+        _packer(n).pack_into(self._experts, 0, *experts)
+        return n
 
     def _grow(self, n_experts: int) -> None:
         """Makes room for experts below `n_experts`, and tells the library where everything is."""

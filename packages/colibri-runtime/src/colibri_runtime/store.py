@@ -191,10 +191,10 @@ class Store:
             )
         # Plain ints, each once, in the order given: NumPy's own would hash and print differently.
         layer = int(layer)
-        wanted = dict.fromkeys(map(int, experts))
-        asked = list(wanted)
+        asked = list(dict.fromkeys(map(int, experts)))
         cache = self._cache
-        missing = [expert for expert in asked if (layer, expert) not in cache]
+        resident = cache.row(layer)
+        missing = [expert for expert in asked if expert not in resident]
         if missing or not asked:
             self._check(layer, missing)
         passes = self._passes
@@ -211,11 +211,10 @@ class Store:
             self.history.observe(layer, asked)
         if self._traffic.predicted:
             self._settle(layer, asked)
-        for expert in missing:
-            del wanted[expert]
+        there = [expert for expert in asked if expert in resident] if missing else asked
         if cache.has_unused:
-            self.stats.layers[layer].n_prefetch_used += cache.take_unused(layer, wanted)
-        fetch = current.open(layer, cache.pin_all(layer, wanted), missing)
+            self.stats.layers[layer].n_prefetch_used += cache.take_unused(layer, there)
+        fetch = current.open(layer, cache.pin_all(layer, there), missing)
         if self._preload:
             self._continue_preload()
         if self._predictor is not None:
@@ -273,8 +272,8 @@ class Store:
             raise closed_error()
         layer = int(layer)
         wanted = list(dict.fromkeys(map(int, experts)))
-        cache = self._cache
-        self._check(layer, [expert for expert in wanted if (layer, expert) not in cache])
+        resident = self._cache.row(layer)
+        self._check(layer, [expert for expert in wanted if expert not in resident])
         if self._is_ahead_on:
             self._read_ahead(layer, wanted)
 
@@ -358,12 +357,13 @@ class Store:
             traffic.predicted[layer] = wanted
         else:
             traffic.predicted.pop(layer, None)
+        resident = self._cache.row(layer)
+        # Before anything is evicted for the others.
+        self._cache.touch_all(layer, [expert for expert in experts if expert in resident])
         n_submitted = 0
         for expert in experts:
             key = (layer, expert)
-            if key in self._cache:
-                self._cache.touch(key)
-            elif key not in traffic.reads:
+            if expert not in resident and key not in traffic.reads:
                 if self._submit_ahead(key):
                     n_submitted += 1
                 else:
@@ -392,7 +392,9 @@ class Store:
     def _submit_ahead(self, key: Key) -> bool:
         number = self._class(key)
         traffic = self._traffic
-        n_ahead = sum(self._class(other) == number for other in traffic.ahead)
+        n_ahead = len(traffic.ahead)
+        if len(self.slots.classes) > 1:
+            n_ahead = sum(self._class(other) == number for other in traffic.ahead)
         n_ahead += self._cache.n_waiting_in(number)
         if n_ahead >= self.slots.classes[number].plan.n_prefetch or self._current.pending:
             return False
