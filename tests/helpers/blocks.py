@@ -132,7 +132,8 @@ def assert_lease_is_right(source, lease):
 class StepEngine:
     """A disk engine without threads: reads end when the test says so, or when waited for.
 
-    `fail` holds the addresses whose next read fails with OSError.
+    `fail` holds the addresses whose next read fails with OSError, `cut` those whose next read is
+    given up on its way.
     """
 
     def __init__(self, source):
@@ -143,6 +144,7 @@ class StepEngine:
         self.begun = []
         self.submitted = []
         self.fail = set()
+        self.cut = set()
         self.is_closed = False
 
     def submit(self, read: BlockRead):
@@ -184,6 +186,10 @@ class StepEngine:
             if key in self.fail:
                 self.fail.remove(key)
                 read.error = OSError(5, os.strerror(5))
+            elif key in self.cut:
+                self.cut.remove(key)
+                read.is_cut = True
+                read.n_bytes = 4096
             else:
                 read.buffer[: read.size] = self.source.payload[key]
                 read.n_bytes = read.length

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from colibri_format.checksum import checksum
 from colibri_runtime.blocks import plan_read
 from colibri_runtime.disk_files import UNKNOWN_ALIGNMENT, IoMode, OpenFile
 
@@ -72,6 +73,37 @@ class ScriptedRing:
     def close(self):
         self.queue.clear()
         self.is_closed = True
+
+
+class ScriptedWorker(ScriptedRing):
+    """The same as a ring with a thread: it takes everything at once, hashes whole requests, and
+    gives up the rest of one that is withdrawn once it has come to the front."""
+
+    backlog = 64
+    is_checking = True
+
+    def __init__(self, acts=(), answers=()):
+        super().__init__(acts, answers)
+        self.given_up = set()
+
+    def finish(self, number):
+        request = self.queue[number]
+        if request.tag in self.given_up:
+            self.queue.pop(number)
+            return [request.tag, -errno.ECANCELED, 4096, 0, 0, 0]
+        tag, result = super().finish(number)
+        if not request.size or result != request.length:
+            return [tag, result, 0, 0, 0, 0]
+        found = checksum(memory_at(request.address, request.size), request.seed)
+        return [tag, result, found - (found >> 63 << 64), 0, 0, 1]
+
+    def withdraw(self, tag):
+        if self.queue and self.queue[0].tag == tag:
+            self.given_up.add(tag)
+            return False
+        before = len(self.queue)
+        self.queue = [request for request in self.queue if request.tag != tag]
+        return len(self.queue) < before
 
 
 def memory_at(address, n_bytes):

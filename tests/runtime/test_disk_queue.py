@@ -15,7 +15,7 @@ from colibri_runtime.disk_files import Alignment, IoMode
 from colibri_runtime.disk_queue import QueueEngine
 from colibri_runtime.pool import Pool
 from helpers.blocks import make_source, small_layout
-from helpers.rings import ScriptedRing, memory_at, open_plain, read_of
+from helpers.rings import ScriptedRing, ScriptedWorker, memory_at, open_plain, read_of
 
 KEYS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
 PAGES = Alignment(4096, 4096)
@@ -63,6 +63,11 @@ def engine_of(source):
         engine.close()
 
 
+@pytest.fixture(params=[ScriptedRing, ScriptedWorker])
+def ring_class(request):
+    return request.param
+
+
 def run(engine, *reads):
     """Submits `reads` and waits for all; gives them in order of arrival."""
     for read in reads:
@@ -94,8 +99,8 @@ def test_a_block_is_read_whole_with_its_padding(source, pool, engine_of):
     assert read.n_rereads == 0
 
 
-def test_a_short_read_goes_on_where_it_stopped(source, pool, engine_of):
-    ring = ScriptedRing([1000, 1])
+def test_a_short_read_goes_on_where_it_stopped(source, pool, engine_of, ring_class):
+    ring = ring_class([1000, 1])
     read = read_of(source, pool)
 
     run(engine_of(ring), read)
@@ -108,9 +113,9 @@ def test_a_short_read_goes_on_where_it_stopped(source, pool, engine_of):
 
 @pytest.mark.parametrize(("alignment", "start"), [(4096, 4096), (512, 4608)])
 def test_a_short_direct_read_goes_on_at_a_boundary_of_the_disk(
-    source, pool, engine_of, alignment, start
+    source, pool, engine_of, alignment, start, ring_class
 ):
-    ring = ScriptedRing([5000])
+    ring = ring_class([5000])
     read = read_of(source, pool)
 
     run(engine_of(ring, mode=IoMode.DIRECT, alignment=Alignment(4, alignment)), read)
@@ -119,8 +124,8 @@ def test_a_short_direct_read_goes_on_at_a_boundary_of_the_disk(
     assert [request.offset - read.offset for request in ring.begun] == [0, start]
 
 
-def test_an_interrupted_request_is_made_again(source, pool, engine_of):
-    engine = engine_of(ScriptedRing([-errno.EINTR] * 3))
+def test_an_interrupted_request_is_made_again(source, pool, engine_of, ring_class):
+    engine = engine_of(ring_class([-errno.EINTR] * 3))
     read = read_of(source, pool)
 
     run(engine, read)
@@ -130,8 +135,10 @@ def test_an_interrupted_request_is_made_again(source, pool, engine_of):
 
 
 @pytest.mark.parametrize("number", PASSING)
-def test_a_passing_error_is_answered_by_another_try_ever_later(source, pool, engine_of, number):
-    engine = engine_of(ScriptedRing([-number] * 3))
+def test_a_passing_error_is_answered_by_another_try_ever_later(
+    source, pool, engine_of, number, ring_class
+):
+    engine = engine_of(ring_class([-number] * 3))
     read = read_of(source, pool)
 
     run(engine, read)
@@ -141,8 +148,8 @@ def test_a_passing_error_is_answered_by_another_try_ever_later(source, pool, eng
 
 
 @pytest.mark.parametrize("number", PASSING)
-def test_an_error_that_does_not_pass_is_given_back(source, pool, engine_of, number):
-    engine = engine_of(ScriptedRing([-number] * (MAX_AGAIN + 1)))
+def test_an_error_that_does_not_pass_is_given_back(source, pool, engine_of, number, ring_class):
+    engine = engine_of(ring_class([-number] * (MAX_AGAIN + 1)))
     read, after = read_of(source, pool), read_of(source, pool, (0, 1), 1)
 
     run(engine, read)
@@ -153,8 +160,8 @@ def test_an_error_that_does_not_pass_is_given_back(source, pool, engine_of, numb
     assert_right(source, after)
 
 
-def test_an_io_error_names_file_block_and_errno(source, pool, engine_of):
-    engine = engine_of(ScriptedRing([-errno.EIO]))
+def test_an_io_error_names_file_block_and_errno(source, pool, engine_of, ring_class):
+    engine = engine_of(ring_class([-errno.EIO]))
     read, after = read_of(source, pool, (1, 2)), read_of(source, pool, (1, 2), 1)
 
     run(engine, read)
@@ -184,8 +191,10 @@ def test_a_file_cut_inside_a_block_is_a_short_read(source, pool, engine_of, mode
 
 
 @pytest.mark.parametrize("mode", list(IoMode))
-def test_a_read_that_stops_before_the_end_of_the_file_is_tried_again(source, pool, engine_of, mode):
-    engine = engine_of(ScriptedRing([0] * 3), mode=mode)
+def test_a_read_that_stops_before_the_end_of_the_file_is_tried_again(
+    source, pool, engine_of, mode, ring_class
+):
+    engine = engine_of(ring_class([0] * 3), mode=mode)
     read = read_of(source, pool)
 
     run(engine, read)
@@ -194,10 +203,10 @@ def test_a_read_that_stops_before_the_end_of_the_file_is_tried_again(source, poo
     assert engine.time == [7_000_000]
 
 
-def test_a_read_that_stops_again_and_again_is_a_short_read(source, pool, engine_of):
+def test_a_read_that_stops_again_and_again_is_a_short_read(source, pool, engine_of, ring_class):
     read = read_of(source, pool)
 
-    run(engine_of(ScriptedRing([0] * (MAX_AGAIN + 1))), read)
+    run(engine_of(ring_class([0] * (MAX_AGAIN + 1))), read)
 
     assert read.error.code == "short-read"
     assert "again and again" in str(read.error)
@@ -233,19 +242,19 @@ def flip_on_the_way(request, result):
     return result
 
 
-def test_a_bit_flipped_on_the_way_is_read_again(source, pool, engine_of):
+def test_a_bit_flipped_on_the_way_is_read_again(source, pool, engine_of, ring_class):
     read = read_of(source, pool)
 
-    run(engine_of(ScriptedRing([flip_on_the_way])), read)
+    run(engine_of(ring_class([flip_on_the_way])), read)
 
     assert_right(source, read)
     assert read.n_rereads == 1
 
 
-def test_checks_can_be_left_out(source, pool, engine_of):
+def test_checks_can_be_left_out(source, pool, engine_of, ring_class):
     read = read_of(source, pool)
 
-    run(engine_of(ScriptedRing([flip_on_the_way]), is_verified=False), read)
+    run(engine_of(ring_class([flip_on_the_way]), is_verified=False), read)
 
     assert read.error is None
     assert (read.n_rereads, read.checksum_ns) == (0, 0)
@@ -254,8 +263,10 @@ def test_checks_can_be_left_out(source, pool, engine_of):
 # What does not suit the disk
 
 
-def test_a_direct_read_that_the_disk_refuses_goes_through_the_page_cache(source, pool, engine_of):
-    ring = ScriptedRing([-errno.EINVAL])
+def test_a_direct_read_that_the_disk_refuses_goes_through_the_page_cache(
+    source, pool, engine_of, ring_class
+):
+    ring = ring_class([-errno.EINVAL])
     engine = engine_of(ring, mode=IoMode.DIRECT)
     read = read_of(source, pool)
 
@@ -267,19 +278,19 @@ def test_a_direct_read_that_the_disk_refuses_goes_through_the_page_cache(source,
     assert engine.report().n_buffered_reads == 1
 
 
-def test_a_buffered_read_that_is_refused_is_an_error(source, pool, engine_of):
+def test_a_buffered_read_that_is_refused_is_an_error(source, pool, engine_of, ring_class):
     read = read_of(source, pool)
 
-    run(engine_of(ScriptedRing([-errno.EINVAL])), read)
+    run(engine_of(ring_class([-errno.EINVAL])), read)
 
     assert (read.error.code, read.error.errno) == ("os-error", errno.EINVAL)
 
 
 @pytest.mark.parametrize("wants", [Alignment(4, 8192), Alignment(1 << 20, 512)])
 def test_a_block_that_does_not_suit_the_disk_is_not_asked_of_it_directly(
-    source, pool, engine_of, wants
+    source, pool, engine_of, wants, ring_class
 ):
-    ring = ScriptedRing()
+    ring = ring_class()
     engine = engine_of(ring, mode=IoMode.DIRECT, alignment=wants)
     reads = [read_of(source, pool, key, slot) for slot, key in enumerate(KEYS)]
 
@@ -295,8 +306,8 @@ def test_a_block_that_does_not_suit_the_disk_is_not_asked_of_it_directly(
     assert engine.report().n_buffered_reads == sum(map(bool, misfits)) > 0
 
 
-def test_a_length_that_does_not_suit_the_disk_is_padded(source, pool, engine_of):
-    ring = ScriptedRing()
+def test_a_length_that_does_not_suit_the_disk_is_padded(source, pool, engine_of, ring_class):
+    ring = ring_class()
     read = read_of(source, pool)
     whole = read.length
     read.length = read.size
@@ -310,8 +321,8 @@ def test_a_length_that_does_not_suit_the_disk_is_padded(source, pool, engine_of)
 # Submitting
 
 
-def test_a_full_queue_is_filled_as_requests_end(source, pool, engine_of):
-    ring = ScriptedRing(answers=[2, -errno.EBUSY, -errno.EAGAIN, 1])
+def test_a_full_queue_is_filled_as_requests_end(source, pool, engine_of, ring_class):
+    ring = ring_class(answers=[2, -errno.EBUSY, -errno.EAGAIN, 1])
     engine = engine_of(ring)
     reads = [read_of(source, pool, key, slot) for slot, key in enumerate(KEYS)]
 
@@ -323,8 +334,10 @@ def test_a_full_queue_is_filled_as_requests_end(source, pool, engine_of):
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
-def test_a_kernel_that_takes_nothing_is_asked_again_later(source, pool, engine_of, number):
-    engine = engine_of(ScriptedRing(answers=[-number] * 3))
+def test_a_kernel_that_takes_nothing_is_asked_again_later(
+    source, pool, engine_of, number, ring_class
+):
+    engine = engine_of(ring_class(answers=[-number] * 3))
     reads = [read_of(source, pool, key, slot) for slot, key in enumerate(KEYS[:2])]
 
     run(engine, *reads)
@@ -334,8 +347,8 @@ def test_a_kernel_that_takes_nothing_is_asked_again_later(source, pool, engine_o
     assert engine.time[0] > 0
 
 
-def test_a_kernel_that_never_takes_anything_fails_each_read(source, pool, engine_of):
-    ring = ScriptedRing(answers=[-errno.ENOMEM] * 1000)
+def test_a_kernel_that_never_takes_anything_fails_each_read(source, pool, engine_of, ring_class):
+    ring = ring_class(answers=[-errno.ENOMEM] * 1000)
     reads = [read_of(source, pool, key, slot) for slot, key in enumerate(KEYS[:2])]
 
     run(engine_of(ring), *reads)
@@ -343,8 +356,8 @@ def test_a_kernel_that_never_takes_anything_fails_each_read(source, pool, engine
     assert [read.error.errno for read in reads] == [errno.ENOMEM] * 2
 
 
-def test_an_interrupted_submission_is_made_again(source, pool, engine_of):
-    engine = engine_of(ScriptedRing(answers=[-errno.EINTR] * 3))
+def test_an_interrupted_submission_is_made_again(source, pool, engine_of, ring_class):
+    engine = engine_of(ring_class(answers=[-errno.EINTR] * 3))
     read = read_of(source, pool)
 
     run(engine, read)
@@ -388,8 +401,8 @@ def test_no_more_requests_than_the_depth_are_in_flight(source, pool, engine_of):
     assert started(ring, *reads) == KEYS
 
 
-def test_demands_go_before_queued_prefetches(source, pool, engine_of):
-    ring = ScriptedRing()
+def test_demands_go_before_queued_prefetches(source, pool, engine_of, ring_class):
+    ring = ring_class()
     engine = engine_of(ring, depth=1)
     reads = [read_of(source, pool, key, slot) for slot, key in enumerate(KEYS[:4])]
     reads[1].is_prefetch = reads[2].is_prefetch = True
@@ -494,8 +507,8 @@ def test_waiting_without_a_read_is_refused(engine_of):
     assert caught.value.code == "no-read"
 
 
-def test_blocks_arrive_in_the_order_in_which_they_end(source, pool, engine_of):
-    ring = ScriptedRing()
+def test_blocks_arrive_in_the_order_in_which_they_end(source, pool, engine_of, ring_class):
+    ring = ring_class()
     ring.reap = lambda *, wait: [ring.finish(-1)] if wait and ring.queue else []
     reads = [read_of(source, pool, key, slot) for slot, key in enumerate(KEYS)]
 
@@ -558,8 +571,8 @@ def test_an_unknown_file_is_refused(source, pool, engine_of, file):
 # Ends
 
 
-def test_a_closed_engine_takes_no_reads(source, pool, engine_of):
-    ring = ScriptedRing()
+def test_a_closed_engine_takes_no_reads(source, pool, engine_of, ring_class):
+    ring = ring_class()
     engine = engine_of(ring)
     submit_all(engine, [read_of(source, pool)])
     engine.close()
@@ -573,8 +586,8 @@ def test_a_closed_engine_takes_no_reads(source, pool, engine_of):
     assert engine.poll() == []
 
 
-def test_answers_lost_to_an_exception_are_asked_for_again(source, pool, engine_of):
-    ring = ScriptedRing()
+def test_answers_lost_to_an_exception_are_asked_for_again(source, pool, engine_of, ring_class):
+    ring = ring_class()
     engine = engine_of(ring)
     reads = [read_of(source, pool, key, slot) for slot, key in enumerate(KEYS[:2])]
     submit_all(engine, reads)
@@ -587,8 +600,8 @@ def test_answers_lost_to_an_exception_are_asked_for_again(source, pool, engine_o
         assert_right(source, read)
 
 
-def test_a_queue_that_fails_itself_is_an_error(source, pool, engine_of):
-    ring = ScriptedRing()
+def test_a_queue_that_fails_itself_is_an_error(source, pool, engine_of, ring_class):
+    ring = ring_class()
 
     def reap(*, wait):
         raise OSError(errno.EBADF, "Bad file descriptor")
@@ -631,12 +644,13 @@ def shared(tmp_path_factory):
     depth=st.integers(1, 4),
     split_bytes=st.sampled_from([0, 4096, 8192]),
     mode=st.sampled_from(list(IoMode)),
+    ring_class=st.sampled_from([ScriptedRing, ScriptedWorker]),
 )
 def test_whatever_fails_each_read_comes_back_once_and_right_or_with_an_error(
-    shared, acts, answers, ahead, picks, depth, split_bytes, mode
+    shared, acts, answers, ahead, picks, depth, split_bytes, mode, ring_class
 ):
     source, pool = shared
-    ring = ScriptedRing(acts, answers)
+    ring = ring_class(acts, answers)
     ring.reap = lambda *, wait: (
         [ring.finish((picks.pop() if picks else 0) % len(ring.queue))] if ring.queue else []
     )
@@ -656,9 +670,40 @@ def test_whatever_fails_each_read_comes_back_once_and_right_or_with_an_error(
         engine.close()
 
     assert sorted(map(id, done)) == sorted(map(id, reads))
-    assert ring.most_in_flight <= depth
+    assert ring.most_in_flight <= (ring.backlog or depth)
     for read in reads:
         if read.error is None:
             assert_right(source, read)
         else:
             assert read.error.code in ("io-error", "os-error", "block-checksum")
+
+
+# Given up on the way
+
+
+def test_a_read_that_is_cancelled_under_way_comes_back_without_its_block(source, pool, engine_of):
+    engine = engine_of(ScriptedWorker())
+    reads = [read_of(source, pool, key, slot) for slot, key in enumerate(KEYS[:3])]
+    for read in reads:
+        engine.submit(read)
+    engine.flush()
+
+    assert [engine.cancel(read) for read in reads[:2]] == [False, True]
+    done = [*engine.wait(), *engine.wait()]
+
+    assert done == [reads[0], reads[2]]
+    assert (reads[0].is_cut, reads[0].error, reads[0].n_bytes) == (True, None, 4096)
+    assert_right(source, reads[2])
+
+
+def test_one_that_is_wanted_after_all_is_read_again(source, pool, engine_of):
+    engine = engine_of(ScriptedWorker())
+    read = read_of(source, pool, is_prefetch=True)
+    engine.submit(read)
+    engine.flush()
+    engine.cancel(read)
+    engine.promote(read)
+
+    assert engine.wait() == [read]
+    assert not read.is_cut
+    assert_right(source, read)

@@ -28,8 +28,9 @@ def worker_of():
     """Makes workers, which are closed in the end."""
     made = []
 
-    def make(kind, depth=4, prefetch_depth=2):
-        worker = WorkerRing(ring_of(kind, depth), depth, prefetch_depth)
+    def make(kind, depth=4, prefetch_depth=2, piece_bytes=0, entries=None):
+        ring = ring_of(kind, entries or depth)
+        worker = WorkerRing(ring, depth, prefetch_depth, piece_bytes)
         made.append(worker)
         return worker
 
@@ -41,18 +42,18 @@ def worker_of():
 class Stuck:
     """A worker of depth 1 whose only request waits for a pipe, so that all others stay queued."""
 
-    def __init__(self, worker, path):
+    def __init__(self, worker, path, **first):
         self.worker = worker
         self.memory = np.zeros((8, PAGE), np.uint8)
         self.address = self.memory.__array_interface__["data"][0]
         self.file = os.open(path, os.O_RDONLY)
         reader, self.writer = os.pipe()
         self.reader = reader
-        self.submit(0, fd=reader)
+        self.submit(0, fd=reader, **first)
 
-    def submit(self, tag, *, fd=None, is_ahead=False, **more):
+    def submit(self, tag, *, fd=None, is_ahead=False, n_pages=1, **more):
         request = Request(
-            self.address + PAGE * tag, 0, PAGE, self.file if fd is None else fd, -1, tag,
+            self.address + PAGE * tag, 0, PAGE * n_pages, self.file if fd is None else fd, -1, tag,
             is_ahead=is_ahead, **more,
         )  # fmt: skip
         assert self.worker.submit([request]) == 1
@@ -137,6 +138,93 @@ def test_what_came_short_is_not_hashed(kind, worker_of, tmp_path):
     os.close(fd)
 
     assert (tag, result, found, hash_ns) == (0, 1000, 0, 0)
+
+
+@pytest.mark.parametrize("entries", [1, 3, 64])
+@pytest.mark.parametrize("n_pages", [1, 2, 7, 150])
+def test_a_request_in_pieces_is_whole_and_hashed(kind, worker_of, tmp_path, n_pages, entries):
+    """150 pages are over 64 pieces: they are then longer."""
+    data = np.random.default_rng(0).integers(0, 256, (3, n_pages * PAGE), np.uint8)
+    (tmp_path / "file").write_bytes(data.tobytes())
+    worker, memory = worker_of(kind, 2, 2, PAGE, entries), np.zeros_like(data)
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    size = n_pages * PAGE - 5
+    at = memory.__array_interface__["data"][0]
+    worker.submit(
+        [
+            Request(at + n, n, n_pages * PAGE, fd, -1, tag, tag, size, tag == 1)
+            for tag, n in enumerate(range(0, data.size, n_pages * PAGE))
+        ]
+    )
+    answers = reap_all(worker)
+    os.close(fd)
+
+    assert np.array_equal(memory, data)
+    assert {answer[0]: answer[1] for answer in answers} == dict.fromkeys(range(3), n_pages * PAGE)
+    for tag, _, found, begun, ended, _ in answers:
+        assert found % 2**64 == checksum(data[tag, :size], tag)
+        assert begun < ended
+
+
+@pytest.mark.parametrize("n_there", [0, 100, PAGE, PAGE + 1, 3 * PAGE - 1])
+def test_pieces_beyond_the_end_of_a_file_are_a_short_read(kind, worker_of, tmp_path, n_there):
+    (tmp_path / "file").write_bytes(bytes(n_there))
+    worker, memory = worker_of(kind, 2, 2, PAGE, 8), np.zeros(3 * PAGE, np.uint8)
+    fd = os.open(tmp_path / "file", os.O_RDONLY)
+    at = memory.__array_interface__["data"][0]
+    worker.submit([Request(at, 0, 3 * PAGE, fd, -1, 5, 0, 3 * PAGE)])
+    ((tag, result, found, *_),) = reap_all(worker)
+    os.close(fd)
+
+    assert (tag, result, found) == (5, n_there, n_there // PAGE * PAGE)
+
+
+def test_the_first_piece_that_fails_is_the_answer(kind, worker_of):
+    worker, memory = worker_of(kind, 2, 2, PAGE, 8), np.zeros(3 * PAGE, np.uint8)
+    at = memory.__array_interface__["data"][0]
+
+    assert worker.submit([Request(at, 0, 3 * PAGE, -1, -1, 5)]) == 1
+    assert [answer[:2] for answer in reap_all(worker)] == [[5, -errno.EBADF]]
+
+
+@pytest.fixture
+def stuck_ahead(worker_of, tmp_path):
+    """A prefetch of three pieces, of which the first waits for a pipe."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4 * PAGE))
+    worker = worker_of(UringRing, 2, 1, PAGE, 8)
+    stuck = Stuck(worker, path, is_ahead=True, n_pages=3)
+    yield stuck
+    stuck.worker.close()
+    stuck.close()
+
+
+def test_a_demand_begins_before_the_rest_of_a_prefetch(stuck_ahead):
+    stuck_ahead.submit(4)
+    assert stuck_ahead.worker.reap(wait=True)[0][0] == 4
+    for _ in range(3):
+        stuck_ahead.free()
+
+    assert stuck_ahead.drain() == [0]
+
+
+def test_the_rest_of_a_prefetch_that_is_withdrawn_is_not_read(stuck_ahead):
+    assert not stuck_ahead.worker.withdraw(0)
+    stuck_ahead.submit(4, is_ahead=True)
+    stuck_ahead.free()
+    answers = {answer[0]: answer[1:3] for answer in reap_all(stuck_ahead.worker)}
+
+    assert answers == {0: [-errno.ECANCELED, PAGE], 4: [PAGE, 0]}
+
+
+def test_a_prefetch_that_has_begun_in_part_can_be_promoted(stuck_ahead):
+    stuck_ahead.worker.promote(0)
+    stuck_ahead.submit(4)
+    for _ in range(3):
+        stuck_ahead.free()
+    answers = {answer[0]: answer[1] for answer in reap_all(stuck_ahead.worker)}
+
+    assert answers == {0: 3 * PAGE, 4: PAGE}
 
 
 def test_a_request_that_the_kernel_refuses_is_answered_alone(kind, worker_of, tmp_path):

@@ -668,6 +668,37 @@ def test_a_failed_prefetch_is_counted_forgotten_and_read_again_on_demand():
     assert_nothing_is_held(store)
 
 
+def test_a_prefetch_that_was_given_up_on_its_way_frees_its_slot():
+    source, engine, store = step_store(8)
+    store.prefetch(1, [0])
+    engine.begin()
+    engine.cut.add((1, 0))
+    ask(source, store, 1, [1])
+
+    engine.finish()
+    ask(source, store, 1, [2])
+
+    stats = store.stats.layers[1]
+    assert (stats.n_prefetch_cancelled, stats.n_prefetch_failed) == (1, 0)
+    assert stats.prefetch_bytes == 4096
+    assert_nothing_is_held(store)
+
+
+@pytest.mark.parametrize("is_prefetch", [True, False])
+def test_a_read_that_was_given_up_and_is_wanted_after_all_begins_again(is_prefetch):
+    source, engine, store = step_store(8)
+    if is_prefetch:
+        store.prefetch(1, [0])
+        engine.begin()
+    else:
+        with store.fetch(1, [0]):
+            engine.begin()
+    engine.cut.add((1, 0))
+
+    assert ask(source, store, 1, [0]) == [0]
+    assert_nothing_is_held(store)
+
+
 def test_a_late_prefetch_that_fails_is_read_again():
     source, engine, store = step_store(8)
     engine.fail.add((1, 0))

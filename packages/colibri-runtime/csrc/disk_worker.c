@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -18,7 +19,20 @@
 #include "checksum.h"
 #include "disk_internal.h"
 
-enum { N_ORDERS = COLIBRI_WORKER_ORDERS, NONE = -1, BATCH = 8 };
+enum { N_ORDERS = COLIBRI_WORKER_ORDERS, NONE = -1, BATCH = 8, MAX_PIECES = 64, ORDER_BITS = 8 };
+
+/* How far an order has come. Its pieces have numbers, `step` bytes apart. */
+struct progress {
+    uint64_t landed;   /* pieces that came whole, bits */
+    int64_t failure;   /* result of the first piece that did not, */
+    int32_t failed;    /* and its number; -1: none did */
+    uint32_t begun;    /* bytes asked of the kernel */
+    uint32_t step;
+    int32_t n_landed;  /* pieces without a gap, from the first on */
+    uint32_t n_begun;  /* pieces in flight */
+    int32_t is_hashed; /* right now, by the thread: it is not to be ended by another */
+    struct colibri_hasher hasher;
+};
 
 /* First in, first out, by number, through worker.next. */
 struct list {
@@ -31,10 +45,11 @@ struct worker {
     int32_t next[N_ORDERS];
     struct colibri_order orders[N_ORDERS];
     struct colibri_outcome outcomes[N_ORDERS];
+    struct progress progress[N_ORDERS];
     void *queue;
     int32_t kind;
-    uint32_t depth, depth_ahead;
-    uint32_t n_begun; /* in the kernel's queue */
+    struct colibri_worker_plan plan;
+    uint32_t n_begun; /* requests in the kernel's queue */
     uint32_t n_outstanding;
     int32_t failure; /* what made the queue useless, or 0 */
     int32_t is_stopping;
@@ -108,15 +123,29 @@ static int32_t take_tag(struct worker *w, struct list *list, uint32_t tag)
     return i;
 }
 
+/* The order `tag` of which not everything has begun: its number, or NONE. */
+static int32_t find_tag(const struct worker *w, uint32_t tag)
+{
+    const int32_t firsts[] = {w->demands.first, w->aheads.first};
+
+    for (int k = 0; k < 2; k++)
+        for (int32_t i = firsts[k]; i != NONE; i = w->next[i])
+            if (w->orders[i].read.tag == tag)
+                return i;
+    return NONE;
+}
+
 /* ---- requests; the lock is held ---- */
 
-static int32_t submit_one(struct worker *w, int32_t i)
+static uint32_t piece_length(const struct worker *w, int32_t i, uint32_t begin)
 {
-    struct colibri_read read = w->orders[i].read;
-    read.tag = (uint32_t)i;
-    w->outcomes[i].begun_ns = now_ns();
-    return w->kind == COLIBRI_QUEUE_URING ? colibri_uring_submit(w->queue, &read, 1)
-                                          : colibri_aio_submit(w->queue, &read, 1);
+    const uint32_t rest = w->orders[i].read.length - begin, step = w->progress[i].step;
+    return rest < step ? rest : step;
+}
+
+static int is_all_begun(const struct worker *w, int32_t i)
+{
+    return w->progress[i].begun == w->orders[i].read.length;
 }
 
 static void end(struct worker *w, int32_t i)
@@ -127,39 +156,140 @@ static void end(struct worker *w, int32_t i)
         wake(&w->ends);
 }
 
+static struct list *list_of(struct worker *w, int32_t i)
+{
+    return w->orders[i].ahead ? &w->aheads : &w->demands;
+}
+
+static uint64_t n_bytes_landed(const struct progress *progress)
+{
+    uint64_t landed = progress->landed, n = 0;
+
+    for (; landed; landed &= landed - 1)
+        n++;
+    return n * progress->step;
+}
+
+/* Ends the order if nothing more is to come of it. */
+static void end_if_done(struct worker *w, int32_t i)
+{
+    const struct progress *progress = &w->progress[i];
+    int64_t result = w->orders[i].read.length;
+
+    if (progress->n_begun || progress->is_hashed || (progress->failed == NONE && !is_all_begun(w, i)))
+        return;
+    if (progress->failed != NONE) {
+        w->outcomes[i].hash = n_bytes_landed(progress);
+        result = progress->failure;
+        if (result >= 0)
+            result += (int64_t)progress->failed * progress->step;
+    }
+    w->outcomes[i].result = result;
+    end(w, i);
+}
+
+/* Nothing of the order is to begin any more. */
+static void stop(struct worker *w, int32_t i, int32_t piece, int64_t result)
+{
+    struct progress *progress = &w->progress[i];
+
+    if (progress->failed == NONE || piece < progress->failed) {
+        progress->failed = piece;
+        progress->failure = result;
+    }
+    if (!is_all_begun(w, i)) {
+        take_tag(w, list_of(w, i), w->orders[i].read.tag);
+        w->orders[i].read.length = progress->begun;
+    }
+}
+
+/* The order of which a piece is to begin next, or NONE. */
+static int32_t next_order(const struct worker *w)
+{
+    int32_t i = w->demands.first;
+
+    if (i != NONE) {
+        const uint32_t length = w->orders[i].read.length, step = w->progress[i].step;
+        const uint64_t n_pieces = length ? (length - 1) / step + 1 : 1;
+        return w->n_begun < w->plan.depth * n_pieces ? i : NONE;
+    }
+    return w->n_begun < w->plan.depth_ahead ? w->aheads.first : NONE;
+}
+
+/* Notes that the order's next piece begins, or with a `sign` of -1 that its last one did not. */
+static void count_piece(struct worker *w, int32_t i, uint32_t length, int sign)
+{
+    struct progress *progress = &w->progress[i];
+
+    if (sign < 0 && is_all_begun(w, i))
+        put_first(w, list_of(w, i), i);
+    progress->begun += (uint32_t)sign * length;
+    progress->n_begun += (uint32_t)sign;
+    w->n_begun += (uint32_t)sign;
+    if (sign > 0 && is_all_begun(w, i))
+        take_first(w, list_of(w, i));
+}
+
 /* Fills the kernel's queue. */
 static void begin(struct worker *w)
 {
-    while (!w->is_stopping && !w->failure && w->n_begun < w->depth) {
-        struct list *list = &w->demands;
-        int32_t i = take_first(w, list), got;
+    while (!w->is_stopping && !w->failure) {
+        struct colibri_read reads[BATCH];
+        int32_t of[BATCH], n = 0, k, i, got;
 
-        if (i == NONE && w->n_begun < w->depth_ahead) {
-            list = &w->aheads;
-            i = take_first(w, list);
+        while (n < BATCH && (i = next_order(w)) != NONE) {
+            const uint32_t at = w->progress[i].begun;
+            reads[n] = w->orders[i].read;
+            reads[n].address += at;
+            reads[n].offset += at;
+            reads[n].length = piece_length(w, i, at);
+            reads[n].tag = (uint32_t)i | at / w->progress[i].step << ORDER_BITS;
+            if (at == 0)
+                w->outcomes[i].begun_ns = now_ns();
+            count_piece(w, i, reads[n].length, 1);
+            of[n++] = i;
         }
-        if (i == NONE)
+        if (n == 0)
             return;
-        got = submit_one(w, i);
-        if (got == 1) {
-            w->n_begun++;
+        got = w->kind == COLIBRI_QUEUE_URING ? colibri_uring_submit(w->queue, reads, (uint32_t)n)
+                                             : colibri_aio_submit(w->queue, reads, (uint32_t)n);
+        for (k = n; k > 0 && k > got; k--)
+            count_piece(w, of[k - 1], reads[k - 1].length, -1);
+        if (got > 0 || got == -EINTR)
             continue;
-        }
-        if (got == -EINTR) {
-            put_first(w, list, i);
-            continue;
-        }
-        if (w->n_begun && (got == -EAGAIN || got == -EBUSY || got == -ENOMEM)) {
-            put_first(w, list, i); /* what is in flight makes room */
-            return;
-        }
-        w->outcomes[i].result = got;
-        w->outcomes[i].ended_ns = w->outcomes[i].begun_ns;
-        end(w, i);
+        if (w->n_begun && (got == -EAGAIN || got == -EBUSY || got == -ENOMEM))
+            return; /* what is in flight makes room */
+        w->outcomes[of[0]].ended_ns = w->outcomes[of[0]].begun_ns;
+        stop(w, of[0], (int32_t)(reads[0].tag >> ORDER_BITS), got);
+        end_if_done(w, of[0]);
     }
 }
 
 /* ---- the thread ---- */
+
+/* Hashes what has come of an order, without the lock: its memory is nobody else's. */
+static void hash(struct worker *w, int32_t i)
+{
+    const struct colibri_order *order = &w->orders[i];
+    struct progress *progress = &w->progress[i];
+    const void *data = (const void *)(uintptr_t)order->read.address;
+    const uint64_t n_there = (uint64_t)progress->n_landed * progress->step;
+    const int is_last = progress->n_begun == 0 && is_all_begun(w, i);
+    int64_t started;
+
+    if (!order->size || progress->failed != NONE)
+        return;
+    progress->is_hashed = 1;
+    pthread_mutex_unlock(&w->lock);
+    started = now_ns();
+    if (is_last)
+        w->outcomes[i].hash = colibri_hasher_end(&progress->hasher, data, order->size, order->seed);
+    else
+        colibri_hasher_add(&progress->hasher, data, n_there, order->size);
+    w->outcomes[i].hash_ns += now_ns() - started;
+    pthread_mutex_lock(&w->lock);
+    progress->is_hashed = 0;
+}
 
 /* Takes in what has ended, and begins what follows before it hashes. */
 static void take_in(struct worker *w, const struct colibri_done *done, int32_t n)
@@ -171,26 +301,33 @@ static void take_in(struct worker *w, const struct colibri_done *done, int32_t n
         colibri_uring_retire(w->queue, (uint32_t)n);
     else
         colibri_aio_retire(w->queue, (uint32_t)n);
-    w->n_begun -= (uint32_t)n;
+    for (k = 0; k < n; k++) {
+        const int32_t i = (int32_t)(done[k].tag & (N_ORDERS - 1));
+        const int32_t piece = (int32_t)(done[k].tag >> ORDER_BITS);
+        struct progress *progress = &w->progress[i];
+        const uint32_t length = piece_length(w, i, (uint32_t)piece * progress->step);
+
+        w->n_begun--;
+        progress->n_begun--;
+        w->outcomes[i].ended_ns = now;
+        if (done[k].result == (int64_t)length)
+            progress->landed |= UINT64_C(1) << piece;
+        else
+            stop(w, i, piece, done[k].result);
+        while (progress->n_landed < MAX_PIECES && progress->landed >> progress->n_landed & 1)
+            progress->n_landed++;
+    }
     begin(w);
     for (k = 0; k < n; k++) {
-        const int32_t i = (int32_t)done[k].tag;
-        const struct colibri_order *order = &w->orders[i];
-        struct colibri_outcome *outcome = &w->outcomes[i];
+        const int32_t i = (int32_t)(done[k].tag & (N_ORDERS - 1));
+        int32_t later = k + 1;
 
-        outcome->result = done[k].result;
-        outcome->ended_ns = now;
-        if (order->size && done[k].result == (int64_t)order->read.length) {
-            /* Nobody else touches an order that is in no list. */
-            int64_t started;
-            pthread_mutex_unlock(&w->lock);
-            started = now_ns();
-            outcome->hash = colibri_block_hash((const void *)(uintptr_t)order->read.address,
-                                               order->size, order->seed);
-            outcome->hash_ns = now_ns() - started;
-            pthread_mutex_lock(&w->lock);
-        }
-        end(w, i);
+        while (later < n && (done[later].tag & (N_ORDERS - 1)) != i)
+            later++;
+        if (later < n)
+            continue; /* its other piece is at hand too */
+        hash(w, i);
+        end_if_done(w, i);
     }
 }
 
@@ -235,20 +372,19 @@ static void *worker_main(void *argument)
 
 int32_t colibri_worker_bytes(void) { return (int32_t)sizeof(struct worker); }
 
-int32_t colibri_worker_open(void *memory, void *queue, int32_t kind, uint32_t depth,
-                            uint32_t depth_ahead)
+int32_t colibri_worker_open(void *memory, void *queue, int32_t kind,
+                            const struct colibri_worker_plan *plan)
 {
     struct worker *w = memory;
     sigset_t all, before;
     int error;
 
     memset(w, 0, sizeof *w);
-    if (depth < 1 || (kind != COLIBRI_QUEUE_URING && kind != COLIBRI_QUEUE_AIO))
+    if (plan->depth < 1 || (kind != COLIBRI_QUEUE_URING && kind != COLIBRI_QUEUE_AIO))
         return -EINVAL;
     w->queue = queue;
     w->kind = kind;
-    w->depth = depth;
-    w->depth_ahead = depth_ahead;
+    w->plan = *plan;
     w->pid = getpid();
     w->demands.first = w->aheads.first = w->ended.first = w->unused.first = NONE;
     for (int32_t i = 0; i < N_ORDERS; i++)
@@ -269,6 +405,22 @@ int32_t colibri_worker_open(void *memory, void *queue, int32_t kind, uint32_t de
     return 0;
 }
 
+static void prepare(struct worker *w, int32_t i)
+{
+    const struct colibri_order *order = &w->orders[i];
+    struct progress *progress = &w->progress[i];
+
+    memset(progress, 0, offsetof(struct progress, hasher));
+    progress->failed = NONE;
+    progress->step = w->plan.piece_bytes ? w->plan.piece_bytes : order->read.length;
+    while ((uint64_t)progress->step * MAX_PIECES < order->read.length)
+        progress->step *= 2;
+    if (progress->step == 0)
+        progress->step = 1;
+    if (order->size)
+        colibri_hasher_begin(&progress->hasher, order->seed);
+}
+
 int32_t colibri_worker_submit(void *worker, const struct colibri_order *orders, uint32_t n)
 {
     struct worker *w = worker;
@@ -282,6 +434,7 @@ int32_t colibri_worker_submit(void *worker, const struct colibri_order *orders, 
         w->orders[i] = orders[n_taken++];
         memset(&w->outcomes[i], 0, sizeof w->outcomes[i]);
         w->outcomes[i].tag = w->orders[i].read.tag;
+        prepare(w, i);
         append(w, w->orders[i].ahead ? &w->aheads : &w->demands, i);
     }
     w->n_outstanding += n_taken;
@@ -326,10 +479,13 @@ int32_t colibri_worker_withdraw(void *worker, uint32_t tag)
     int32_t i;
 
     pthread_mutex_lock(&w->lock);
-    i = take_tag(w, &w->demands, tag);
-    if (i == NONE)
-        i = take_tag(w, &w->aheads, tag);
-    if (i != NONE) {
+    i = find_tag(w, tag);
+    if (i != NONE && w->progress[i].begun) {
+        stop(w, i, (int32_t)(w->progress[i].begun / w->progress[i].step), -ECANCELED);
+        end_if_done(w, i);
+        i = NONE;
+    } else if (i != NONE) {
+        take_tag(w, list_of(w, i), tag);
         append(w, &w->unused, i);
         w->n_outstanding--;
     }
@@ -345,7 +501,11 @@ int32_t colibri_worker_promote(void *worker, uint32_t tag)
     pthread_mutex_lock(&w->lock);
     i = take_tag(w, &w->aheads, tag);
     if (i != NONE) {
-        append(w, &w->demands, i);
+        w->orders[i].ahead = 0;
+        if (w->progress[i].begun)
+            put_first(w, &w->demands, i);
+        else
+            append(w, &w->demands, i);
         begin(w);
         atomic_fetch_add(&w->calls, 1);
         if (w->is_idle && w->n_begun)
@@ -388,14 +548,13 @@ int32_t colibri_worker_close(void *worker)
 
 int32_t colibri_worker_bytes(void) { return 64; }
 
-int32_t colibri_worker_open(void *memory, void *queue, int32_t kind, uint32_t depth,
-                            uint32_t depth_ahead)
+int32_t colibri_worker_open(void *memory, void *queue, int32_t kind,
+                            const struct colibri_worker_plan *plan)
 {
     (void)memory;
     (void)queue;
     (void)kind;
-    (void)depth;
-    (void)depth_ahead;
+    (void)plan;
     return -ENOSYS;
 }
 

@@ -38,7 +38,8 @@ class BlockRead:
     says True. `address` is that of the buffer's first byte, 0 where the engine is to find it out;
     `tag` is the submitter's own, `ticket` the engine's. `read_ns` runs from the first request to
     the kernel to the end of the last, so reads in flight together each count all of it; that end
-    was noticed at `ended_ns`.
+    was noticed at `ended_ns`. One that was cancelled too late may come back with `is_cut`: it was
+    given up on the way, and its slot holds nothing.
     """
 
     layer: int
@@ -60,6 +61,8 @@ class BlockRead:
     ended_ns: int = 0
     address: int = 0
     ticket: int = 0
+    is_cancelled: bool = False
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,8 @@ class DiskEngine(Protocol):
         """Makes a queued prefetch a demand read; one that has begun simply goes on."""
 
     def cancel(self, read: BlockRead) -> bool:
-        """Whether `read` was still queued and now will never be given back."""
+        """Whether `read` was still queued and now will never be given back. One that has begun is
+        given back, whole or `is_cut`."""
 
     def poll(self) -> list[BlockRead]:
         """The reads that are done, well or badly, and were not given back before."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri_format import StorageError, UsageError
+from colibri_format.layout import round_up
 
 from .disk import DiskEngine, EngineName, Trial
 from .disk_files import BlockFile, IoMode, OpenFile, join_modes, open_blocks, prove, words
@@ -25,6 +26,12 @@ from .disk_threads import DEFAULT_IO_THREADS, ThreadsEngine
 from .disk_worker import WorkerRing
 
 MAX_IO_THREADS: Final = 64
+RING_ENTRIES: Final = 64
+"""Requests that a queue has room for at least: a block in flight is several."""
+DEFAULT_PIECE_BYTES: Final = 2**20
+"""Longest request where a thread makes them; docs/io.md."""
+PIECES_AHEAD: Final = 2
+"""Requests in flight below which a piece of a prefetch begins."""
 _RINGS: Final[dict[EngineName, type[NativeRing]]] = {
     EngineName.URING: UringRing,
     EngineName.AIO: AioRing,
@@ -52,7 +59,8 @@ def open_engine(
         arena: the memory that holds all slots, which `uring` registers if the kernel lets it.
         depth: requests in flight, of `uring` and `aio`; None takes the measured default.
         n_threads: threads of `threads` and `mmap`; None takes the measured default.
-        split_bytes: longest request of `uring` and `aio`, 0 for whole blocks.
+        split_bytes: longest request of `uring` and `aio`, 0 for whole blocks; None takes the
+            measured default.
         direct: whether direct reads are tried.
 
     Raises:
@@ -77,7 +85,7 @@ def open_engine(
             files,
             arena,
             depth=depth or default_depth(_largest(files)),
-            split_bytes=DEFAULT_SPLIT_BYTES if split_bytes is None else split_bytes,
+            split_bytes=split_bytes,
             direct=direct,
             is_verified=is_verified,
             tried=tried,
@@ -139,13 +147,14 @@ def _ring_engine(
     arena: NDArray[np.uint8] | None,
     *,
     depth: int,
-    split_bytes: int,
+    split_bytes: int | None,
     direct: bool,
     is_verified: bool,
     tried: Sequence[Trial],
 ) -> QueueEngine:
     try:
-        ring = kind(depth)
+        # Room for all pieces: a ring counts requests.
+        ring = kind(max(depth, RING_ENTRIES))
     except OSError as error:
         raise _UnavailableError(error.errno, words(error)) from error
     opened: list[OpenFile] = []
@@ -156,14 +165,16 @@ def _ring_engine(
             notes.append("buffered reads of aio are made one after another while they are begun")
         driven: Ring = ring
         try:
-            driven = WorkerRing(ring, depth, min(DEFAULT_PREFETCH_DEPTH, depth))
+            pieces = DEFAULT_PIECE_BYTES if split_bytes is None else split_bytes
+            ahead = PIECES_AHEAD if pieces else min(DEFAULT_PREFETCH_DEPTH, depth)
+            driven = WorkerRing(ring, depth, ahead, _aligned(pieces, opened))
         except OSError as error:
             notes.append(f"no thread that reads on and checks: {words(error)}")
         return QueueEngine(
             driven,
             opened,
             depth=depth,
-            split_bytes=split_bytes,
+            split_bytes=_split(split_bytes, driven),
             is_verified=is_verified,
             tried=tried,
             notes=notes,
@@ -173,6 +184,18 @@ def _ring_engine(
         for file in opened:
             file.close()
         raise
+
+
+def _split(asked: int | None, ring: Ring) -> int:
+    """The longest request: what was asked for, or the default for such a ring."""
+    if asked is not None:
+        return asked
+    return DEFAULT_PIECE_BYTES if ring.backlog else DEFAULT_SPLIT_BYTES
+
+
+def _aligned(piece_bytes: int, files: Sequence[OpenFile]) -> int:
+    """`piece_bytes`, or a little more, so that all files can be read directly in such pieces."""
+    return round_up(piece_bytes, max([1, *(file.alignment.offset for file in files)]))
 
 
 def _open_all(

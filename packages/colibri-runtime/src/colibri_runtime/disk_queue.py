@@ -84,7 +84,8 @@ class QueueEngine:
 
     Owns `ring` and `files` and closes them. A prefetch begins only while no demand is queued and
     fewer than `prefetch_depth` requests are in flight, so it delays a demand that comes next by
-    no more than those. Requests are whole blocks, or `split_bytes` long.
+    no more than those. Requests are whole blocks, or `split_bytes` long; a ring with a backlog
+    splits them itself.
 
     A ring with a backlog (`WorkerRing`) keeps to those rules itself: it is given every request at
     once, begins them while the caller computes, and hashes whole blocks. A block that such a ring
@@ -117,7 +118,7 @@ class QueueEngine:
         self._depth = depth
         self._split_bytes = split_bytes
         self._most = ring.backlog or depth
-        self._gives_whole = bool(ring.backlog) and ring.is_checking and not split_bytes
+        self._gives_whole = bool(ring.backlog) and ring.is_checking
         self._most_ahead = ring.backlog or min(prefetch_depth, depth)
         self._sleep = sleep
         self._clock = clock
@@ -149,7 +150,7 @@ class QueueEngine:
         self._begin()
 
     def promote(self, read: BlockRead) -> None:
-        read.is_prefetch = False
+        read.is_prefetch = read.is_cancelled = False
         if self._prefetches.pop(id(read), None) is not None:
             self._demands[id(read)] = read
         elif self._prefetch_pieces:
@@ -247,12 +248,12 @@ class QueueEngine:
             raise StorageError.of(error, where, "waiting for reads") from error
         if not done and not self._ring.in_flight():
             # An exception, Ctrl-C say, came between the kernel's answer and our notes: ask again.
-            for asked in self._in_flight.values():
+            for asked in reversed(self._in_flight.values()):
                 self._queue_again(asked)
             self._in_flight.clear()
         for answer in done:
             asked = self._in_flight.pop(answer[0])
-            if type(asked) is _Whole:
+            if isinstance(asked, _Whole):
                 self._take_whole(asked, answer)
                 continue
             asked.begun.read.ticket = 0
@@ -361,7 +362,7 @@ class QueueEngine:
         """Puts what was asked of the ring, or was to be, back where it came from."""
         if isinstance(asked, _Piece):
             asked.begun.read.ticket = 0
-            self._queue_of(asked).append(asked)
+            self._queue_of(asked).appendleft(asked)
             return
         read = asked[0]
         read.ticket = 0
@@ -380,6 +381,11 @@ class QueueEngine:
             read.read_ns += ended_ns - begun_ns
             read.checksum_ns += hash_ns
             read.ended_ns = ended_ns
+            self._done.append(read)
+            return
+        if result == -errno.ECANCELED and read.is_cancelled:
+            read.is_cut = True
+            read.n_bytes += found
             self._done.append(read)
             return
         begun = _Begun(read, self._files[read.file], address, begun_ns, n_pieces=1, end=length)
@@ -425,7 +431,7 @@ class QueueEngine:
         )
         begun.end = length
         step = MAX_REQUEST
-        if self._split_bytes:
+        if self._split_bytes and not self._gives_whole:
             step = round_up(self._split_bytes, file.alignment.offset)
         begun.n_pieces = 1
         if length > step:
@@ -534,7 +540,10 @@ class QueueEngine:
     def _withdraw(self, read: BlockRead) -> bool:
         """Whether the ring had not begun the only request of `read`, and gives it back."""
         tag = read.ticket
-        if not tag or not self._ring.withdraw(tag):
+        if not tag:
+            return False
+        if not self._ring.withdraw(tag):
+            read.is_cancelled = True
             return False
         del self._in_flight[tag]
         read.ticket = 0

@@ -28,9 +28,11 @@ class WorkerRing:
     """`ring` driven by a thread: csrc/disk_worker.h. Owns `ring` and closes it.
 
     All requests are taken at once; demands begin before prefetches, and those only while fewer
-    than `prefetch_depth` requests are in flight. Answers have six numbers: tag, result, hash of the
-    request's `size` bytes (signed), and nanoseconds: of the clock when it began and when it ended,
-    and how long hashing took.
+    than `prefetch_depth` requests are in flight. With `piece_bytes` a request is read in pieces of
+    so many bytes: what comes before the rest is hashed meanwhile, a demand begins before the rest
+    of a prefetch, and the rest of one that is withdrawn is not read. Answers have six numbers: tag,
+    result, hash of the request's `size` bytes (signed; bytes that came, where not all did), and
+    nanoseconds: of the clock when it began and when it ended, and how long hashing took.
 
     Raises:
         OSError: no thread can be had; `ring` is still the caller's.
@@ -39,7 +41,9 @@ class WorkerRing:
     backlog = MAX_ORDERS
     is_checking = True
 
-    def __init__(self, ring: NativeRing, depth: int, prefetch_depth: int) -> None:
+    def __init__(
+        self, ring: NativeRing, depth: int, prefetch_depth: int, piece_bytes: int = 0
+    ) -> None:
         library = native().library
         if library is None:
             raise OSError(errno.ENOSYS, f"no C library: {native().reason}")
@@ -59,9 +63,11 @@ class WorkerRing:
         self._withdraw = function("colibri_worker_withdraw", "i32", "ptr", "u32")
         self._promote = function("colibri_worker_promote", "i32", "ptr", "u32")
         self._count = function("colibri_worker_outstanding", "i32", "ptr")
-        begin = function("colibri_worker_open", "i32", "ptr", "ptr", "i32", "u32", "u32")
+        begin = function("colibri_worker_open", "i32", "ptr", "ptr", "i32", "ptr")
         kind = _KINDS[not isinstance(ring, UringRing)]
-        result = begin(self._worker, ring.queue, kind, depth, prefetch_depth)
+        plan = np.array([depth, prefetch_depth, piece_bytes], np.uint32)
+        plan_at = int(plan.__array_interface__["data"][0])
+        result = begin(self._worker, ring.queue, kind, plan_at)
         if result < 0:
             raise OSError(-result, os.strerror(-result))
         # Also when nobody closes: the thread ends before its memory and the queue go.
@@ -91,7 +97,8 @@ class WorkerRing:
         return outcomes
 
     def withdraw(self, tag: int) -> bool:
-        """Whether request `tag` had not begun, and is none any more."""
+        """Whether request `tag` had not begun, and is none any more. One that has begun ends with
+        -ECANCELED, unless all of its pieces have begun."""
         return bool(self._withdraw(self._worker, tag))
 
     def promote(self, tag: int) -> None:

@@ -254,6 +254,8 @@ class CurrentFetch:
                 self.close(number)
                 return False
             try:
+                if self.pending:
+                    self.submit_pending()
                 self._wait()
             except BaseException:
                 self.close(number)
@@ -346,14 +348,17 @@ class CurrentFetch:
             stats.demand_bytes += read.n_bytes
         traffic.forget(key)
         is_wanted = key in self._outstanding
-        if read.error is not None:
+        if read.error is not None or read.is_cut:
             self._cache.abandon(key)
-            if is_prefetch:
+            if is_prefetch and read.is_cut:
+                stats.n_prefetch_cancelled += 1
+            elif is_prefetch:
                 stats.n_prefetch_failed += 1
             if is_wanted:
                 self._outstanding.remove(key)
-                if is_prefetch:
-                    # It began as a guess: only a read made on demand may end the run.
+                if is_prefetch or read.is_cut:
+                    # It began as a guess, or for a fetch that was closed: only a read made on
+                    # this demand may end the run.
                     self.pending.appendleft(key)
                 elif self._error is None:
                     self._error = read.error
