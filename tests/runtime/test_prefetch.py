@@ -10,8 +10,8 @@ def run(gate, n_tokens, with_ns, without_ns):
     """Tokens that take so long with and without; gives how many of them were read ahead for."""
     n_on = 0
     for _ in range(n_tokens):
-        n_on += gate.is_on
-        gate.tell(with_ns if gate.is_on else without_ns)
+        n_on += gate.depth
+        gate.tell(with_ns if gate.depth else without_ns)
     return n_on
 
 
@@ -64,7 +64,7 @@ def test_prefetch_that_pays_stays_on():
 
     run(gate, gate.WARM_UP + trial_tokens(gate), with_ns=80, without_ns=100)
 
-    assert gate.is_on
+    assert gate.depth
     assert gate.trials[0].gain == pytest.approx(0.2)
     assert run(gate, gate.REST, 80, 100) == gate.REST
     assert gate.verdict().startswith("on: in the last of 1 trials it saved 20.0%")
@@ -75,7 +75,7 @@ def test_prefetch_that_does_not_pay_goes_off_at_the_first_trial():
 
     run(gate, gate.WARM_UP + trial_tokens(gate), with_ns=99, without_ns=100)
 
-    assert not gate.is_on
+    assert not gate.depth
     assert run(gate, gate.REST, 99, 100) == 0
     assert "off: in the last of 1 trials it saved 1.0%" in gate.verdict()
 
@@ -88,16 +88,16 @@ def test_a_drift_of_speed_is_no_gain():
         gate.tell(1000 - 10 * i)
 
     assert abs(gate.trials[0].gain) < 0.02
-    assert not gate.is_on
+    assert not gate.depth
 
 
 def test_one_slow_token_decides_nothing():
     gate = PrefetchGate()
     run(gate, gate.WARM_UP, 80, 100)
     for i in range(trial_tokens(gate)):
-        gate.tell(9000 if i == 2 else 80 if gate.is_on else 100)
+        gate.tell(9000 if i == 2 else 80 if gate.depth else 100)
 
-    assert gate.is_on
+    assert gate.depth
 
 
 def test_what_is_set_changes_only_after_two_trials_that_agree():
@@ -123,3 +123,60 @@ def test_trials_become_rare_when_nothing_changes():
     assert not gate.is_set_on
     assert 6 < len(gate.trials) < 18
     assert sum(run(gate, 1000, 120, 100) for _ in range(10)) < 60
+
+
+def run_depths(gate, n_tokens, times):
+    """Tokens that take `times[depth]`; gives the depths that were read ahead."""
+    seen = []
+    for _ in range(n_tokens):
+        seen.append(gate.depth)
+        gate.tell(times[gate.depth])
+    return seen
+
+
+def test_a_second_layer_is_tried_at_once_when_the_first_pays():
+    gate = PrefetchGate(2)
+
+    run_depths(gate, gate.WARM_UP, (100, 90, 80))
+    seen = run_depths(gate, 2 * trial_tokens(gate), (100, 90, 80))
+
+    windows = [set(seen[i : i + gate.WINDOW]) for i in range(0, len(seen), gate.WINDOW)]
+    assert windows == [{1}, {0}, {0}, {1}, {2}, {1}, {1}, {2}]
+    assert (gate.depth, gate.set_depth) == (2, 2)
+    assert [trial.depth for trial in gate.trials] == [1, 2]
+    assert gate.verdict().startswith(
+        "2 layers ahead: in the last of 2 trials layer 2 saved 11.1% (8e-05 ms a token with it, "
+        "9e-05 with 1)"
+    )
+
+
+def test_a_second_layer_that_does_not_pay_is_left_out():
+    gate = PrefetchGate(2)
+
+    run_depths(gate, gate.WARM_UP + 2 * trial_tokens(gate), (100, 90, 90))
+
+    assert gate.set_depth == 1
+    assert gate.verdict().startswith("1 layer ahead: ")
+    # From now on either neighbour is compared in turn.
+    run_depths(gate, 3000, (100, 90, 90))
+    assert {trial.depth for trial in gate.trials[2:]} == {1, 2}
+    assert gate.set_depth == 1
+
+
+def test_no_second_layer_is_tried_while_the_first_does_not_pay():
+    gate = PrefetchGate(2)
+
+    seen = run_depths(gate, 2000, (100, 100, 50))
+
+    assert 2 not in seen
+    assert gate.set_depth == 0
+
+
+def test_depth_follows_a_change_of_what_pays_a_layer_at_a_time():
+    gate = PrefetchGate(2)
+    run_depths(gate, 200, (100, 90, 80))
+    assert gate.set_depth == 2
+
+    run_depths(gate, 4000, (80, 90, 100))
+
+    assert gate.set_depth == 0

@@ -59,7 +59,7 @@ def test_experts_of_a_mixed_layer_come_with_their_own_layouts(tmp_path, n_bytes)
 
 def test_blocks_stay_in_slots_of_their_class(tmp_path):
     source = mixed_source(tmp_path / "a.colibri")
-    with open_store([source], 500_000) as store:
+    with open_store([source], 500_000, prefetch_depth=1) as store:
         small, large = (c.slot_bytes for c in store.slots.classes)
         assert small < large
         for layer in (0, 1, 2, 1, 0):

@@ -31,7 +31,7 @@ class RunConfig:
         context: positions that the KV cache holds; None takes 2048 or the model's own limit,
             whichever is less.
         prefetch_depth: layers ahead whose experts are read before they are asked for, 0 to 2;
-            None finds out by trial whether one pays, and does without if not.
+            None finds out by trial whether one pays, and if so, two.
         prefetch_from: what foresees them: the next layer's router, what the layer asked for
             last, or what was asked for most.
         policy: which blocks leave the pool first, one of `POLICY_NAMES`.
@@ -88,7 +88,7 @@ class RunConfig:
 
     @property
     def look_ahead(self) -> int:
-        """Layers ahead for which there must be room: those of a trial where a trial decides."""
+        """Layers ahead for which there must be room: the most of a trial where a trial decides."""
         return AUTO_LOOK_AHEAD if self.prefetch_depth is None else self.prefetch_depth
 
     @property

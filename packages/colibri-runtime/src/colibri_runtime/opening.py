@@ -18,7 +18,14 @@ from .policies import make_policy
 from .policy import Policy
 from .pool import Pool
 from .pool_plan import PoolPlan, SlotClass
-from .prefetch import FrequentExperts, LastExperts, Predictor, PrefetchGate, PrefetchSource
+from .prefetch import (
+    AUTO_LOOK_AHEAD,
+    FrequentExperts,
+    LastExperts,
+    Predictor,
+    PrefetchGate,
+    PrefetchSource,
+)
 from .store import Store
 from .timeline import Timeline
 
@@ -70,7 +77,7 @@ def open_pool(
             make_policy=lambda slots: next(policies),
             history=history,
             predictor=_predictor(config, table, history),
-            gate=PrefetchGate() if config.prefetch_depth is None else None,
+            gate=PrefetchGate(AUTO_LOOK_AHEAD) if config.prefetch_depth is None else None,
         )
     except BaseException:
         engine.close()

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 MAX_LOOK_AHEAD: Final = 2
 
-AUTO_LOOK_AHEAD: Final = 1
-"""Layers ahead that `auto` tries."""
+AUTO_LOOK_AHEAD: Final = 2
+"""The most layers ahead that `auto` tries."""
 
 
 class PrefetchSource(StrEnum):
@@ -106,27 +106,32 @@ class GivenExperts:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Times of a token in nanoseconds, medians: with prefetch, and without."""
+    """Times of a token in nanoseconds, medians: with prefetch `depth` layers ahead, and with one
+    layer less, which is without where `depth` is 1."""
 
     with_ns: float
     without_ns: float
+    depth: int = 1
 
     @property
     def gain(self) -> float:
-        """Share of the time that prefetch saves; negative where it costs."""
+        """Share of the time that the deeper saves; negative where it costs."""
         return 1 - self.with_ns / self.without_ns if self.without_ns > 0 else 0.0
 
 
 class PrefetchGate:
-    """Whether to read ahead, by trial: tokens with and without it take turns and are timed.
+    """How many layers to read ahead, 0 to `most`, by trial: tokens with a layer more and a layer
+    less take turns and are timed.
 
-    After `WARM_UP` tokens, in which caches fill, four windows follow each other: with, without,
-    without, with. So a drift of speed, as of a cache that still fills, falls on both alike.
-    Prefetch pays when the median token takes at least `LEAST_GAIN` less time with it. It is
-    switched when `PATIENCE` trials in a row speak against what is set, the first time by one alone:
-    nothing speaks for prefetch beforehand. Between trials lie `REST` tokens, twice as many after
-    each that changed nothing, `MOST_REST` at most; after one that speaks against what is set the
-    next follows at once.
+    After `WARM_UP` tokens, in which caches fill, four windows follow each other: deeper, shallower,
+    shallower, deeper. So a drift of speed, as of a cache that still fills, falls on both alike.
+    A layer pays when the median token takes at least `LEAST_GAIN` less time with it. What is set,
+    at first one layer, is changed when `PATIENCE` trials in a row speak against it, the first time
+    that two depths are compared by one alone: nothing speaks for prefetch beforehand. First one
+    layer is compared with none, then two with one if one pays, and so on; from then on what is set
+    with each of its neighbours in turn. Between trials lie `REST` tokens, twice as many after each
+    that changed nothing, `MOST_REST` at most; after one that speaks against what is set the next
+    follows at once.
     """
 
     WARM_UP: Final = 16
@@ -136,24 +141,32 @@ class PrefetchGate:
     REST: Final = 128
     MOST_REST: Final = 4096
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 1) -> None:
         self.trials: list[Trial] = []
-        self.is_set_on = True
-        self._strikes = self.PATIENCE - 1
+        self.most = most
+        self.set_depth = 1
+        self._depth = 1
+        self._strikes = [self.PATIENCE - 1] * (most + 1)
+        self._untried = set(range(1, most + 1))
         self._rest = self.REST
         self._wait = self.WARM_UP
         self._place = -1
-        self._times: dict[bool, list[int]] = {True: [], False: []}
+        self._times: tuple[list[int], list[int]] = ([], [])
 
     @property
-    def is_on(self) -> bool:
-        """Whether the token that comes is to be read ahead for."""
+    def is_set_on(self) -> bool:
+        """Whether reading ahead pays, so far as is known."""
+        return self.set_depth > 0
+
+    @property
+    def depth(self) -> int:
+        """How many layers are to be read ahead for the token that comes."""
         if self._place < 0:
-            return self.is_set_on
-        return self._place // self.WINDOW in (0, 3)
+            return self.set_depth
+        return self._depth - self._is_shallower
 
     def tell(self, token_ns: int) -> None:
-        """A token took `token_ns`, with prefetch or without as `is_on` said."""
+        """A token took `token_ns`, read ahead for as `depth` said."""
         if self._place < 0:
             self._wait -= 1
             if self._wait <= 0:
@@ -161,7 +174,7 @@ class PrefetchGate:
             return
         # The first of a window still feels the one before: blocks read ahead, or not.
         if self._place % self.WINDOW:
-            self._times[self.is_on].append(token_ns)
+            self._times[self._is_shallower].append(token_ns)
         self._place += 1
         if self._place == 4 * self.WINDOW:
             self._judge()
@@ -172,26 +185,51 @@ class PrefetchGate:
             return "not tried yet: too few tokens"
         last = self.trials[-1]
         state = "on" if self.is_set_on else "off"
+        if self.most > 1 and self.is_set_on:
+            state = f"{self.set_depth} layer{'s' * (self.set_depth > 1)} ahead"
         word = "saved" if last.gain >= 0 else "cost"
+        what, less = ("it", "without")
+        if last.depth > 1:
+            what, less = f"layer {last.depth}", f"with {last.depth - 1}"
         return (
-            f"{state}: in the last of {len(self.trials)} trials it {word} {abs(last.gain):.1%} "
-            f"({last.with_ns / 1e6:.3g} ms a token with it, {last.without_ns / 1e6:.3g} without)"
+            f"{state}: in the last of {len(self.trials)} trials {what} {word} "
+            f"{abs(last.gain):.1%} ({last.with_ns / 1e6:.3g} ms a token with it, "
+            f"{last.without_ns / 1e6:.3g} {less})"
         )
 
+    @property
+    def _is_shallower(self) -> bool:
+        return self._place // self.WINDOW in (1, 2)
+
     def _judge(self) -> None:
-        trial = Trial(median(self._times[True]), median(self._times[False]))
+        depth = self._depth
+        trial = Trial(median(self._times[0]), median(self._times[1]), depth)
         self.trials.append(trial)
         self._place = -1
-        self._times = {True: [], False: []}
-        if (trial.gain >= self.LEAST_GAIN) == self.is_set_on:
-            self._strikes = 0
-            self._wait, self._rest = self._rest, min(2 * self._rest, self.MOST_REST)
+        self._times = ([], [])
+        self._untried.discard(depth)
+        better = depth if trial.gain >= self.LEAST_GAIN else depth - 1
+        if better == self.set_depth:
+            self._strikes[depth] = 0
+            self._go_on()
             return
-        self._strikes += 1
-        self._wait = 0
-        if self._strikes < self.PATIENCE:
+        self._strikes[depth] += 1
+        if self._strikes[depth] < self.PATIENCE:
             self._place = 0
             return
-        self.is_set_on = not self.is_set_on
-        self._strikes = 0
-        self._wait, self._rest = self.REST, 2 * self.REST
+        self.set_depth = better
+        self._strikes[depth] = 0
+        self._rest = self.REST
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Chooses the next trial and when it is."""
+        deeper = self.set_depth + 1
+        if deeper in self._untried:
+            self._depth, self._place = deeper, 0
+            return
+        neighbours = [d for d in (self.set_depth, deeper) if 1 <= d <= self.most]
+        self._depth = next((d for d in neighbours if d != self._depth), self._depth)
+        if self._depth not in neighbours:
+            self._depth = neighbours[0]
+        self._wait, self._rest = self._rest, min(2 * self._rest, self.MOST_REST)

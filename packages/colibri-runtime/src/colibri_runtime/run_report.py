@@ -163,6 +163,7 @@ class RunReport:
             return None
         return {
             "is_on": self.gate.is_set_on,
+            "depth": self.gate.set_depth,
             "verdict": self.gate.verdict(),
             "trials": [asdict(trial) for trial in self.gate.trials],
         }

@@ -117,7 +117,9 @@ class Store:
         self._predictor = predictor
         self._targets = table.following(plan.prefetch_depth) if predictor is not None else ()
         self._passes = Passes(self.stats.total, plan.top_k, gate)
-        self._is_ahead_on = True
+        self._look_ahead = plan.prefetch_depth
+        if gate is not None:
+            self._look_ahead = min(gate.depth, plan.prefetch_depth)
         self._is_closed = False
 
     @property
@@ -135,9 +137,9 @@ class Store:
         """Layers ahead whose experts are worth predicting and handing to `prefetch` now: 0 where
         the store predicts by itself, while it reads nothing ahead because that did not pay, and
         when every block is resident."""
-        if self._predictor is not None or not self._is_ahead_on:
+        if self._predictor is not None or self._cache.n_resident >= self._n_blocks:
             return 0
-        return self.prefetch_depth if self._cache.n_resident < self._n_blocks else 0
+        return self._look_ahead
 
     @property
     def prefetch_depth(self) -> int:
@@ -200,7 +202,8 @@ class Store:
         passes = self._passes
         if layer <= passes.last_layer or passes.last_layer < 0:
             passes.turn(self._clock(), current.ended_ns)
-            self._is_ahead_on = passes.gate is None or passes.gate.is_on
+            if passes.gate is not None:
+                self._look_ahead = min(passes.gate.depth, self.prefetch_depth)
         passes.last_layer = layer
         passes.n_asks_most = max(passes.n_asks_most, len(asked))
         if layer != self._observed:
@@ -219,10 +222,9 @@ class Store:
             self._continue_preload()
         if self._predictor is not None:
             self._predictor.observe(layer, asked)
-            if self._is_ahead_on:
-                for target in self._targets[layer]:
-                    if predicted := self._predictor.predict(target):
-                        self._read_ahead(target, predicted)
+            for target in self._targets[layer][: self._look_ahead]:
+                if predicted := self._predictor.predict(target):
+                    self._read_ahead(target, predicted)
         return fetch
 
     def observe(
@@ -274,7 +276,7 @@ class Store:
         wanted = list(dict.fromkeys(map(int, experts)))
         resident = self._cache.row(layer)
         self._check(layer, [expert for expert in wanted if expert not in resident])
-        if self._is_ahead_on:
+        if self._look_ahead:
             self._read_ahead(layer, wanted)
 
     def preload(self, keys: Iterable[Key]) -> None:
