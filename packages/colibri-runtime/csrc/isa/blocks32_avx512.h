@@ -103,8 +103,17 @@ ALWAYS void dot_x16(int32_t type, int32_t n_tokens, const uint8_t *rows, int64_t
                 const int32_t sum_x = acts->sums32[at + t * n_groups];
                 __m512i sum = excess_of(type) ? _mm512_set1_epi32(-excess_of(type) * sum_x)
                                               : _mm512_setzero_si512();
-#pragma GCC unroll 8
-                for (int32_t u = 0; u < 8; u++) sum = add_products(sum, w[u], x[t] + 4 * u);
+                /* Two sums where unpacking leaves less time to wait for one. */
+                __m512i odd = _mm512_setzero_si512();
+#pragma GCC unroll 4
+                for (int32_t u = 0; u < 8; u += 2) {
+                    sum = add_products(sum, w[u], x[t] + 4 * u);
+                    if (type == COLIBRI_Q8_0)
+                        sum = add_products(sum, w[u + 1], x[t] + 4 * u + 4);
+                    else
+                        odd = add_products(odd, w[u + 1], x[t] + 4 * u + 4);
+                }
+                if (type != COLIBRI_Q8_0) sum = _mm512_add_epi32(sum, odd);
                 x[t] += 32;
                 sums[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum),
                                           _mm512_mul_ps(scale, _mm512_set1_ps(*of_token)),
