@@ -30,9 +30,8 @@ RING_ENTRIES: Final = 64
 """Requests that a queue has room for at least: a block in flight is several."""
 DEFAULT_PIECE_BYTES: Final = 2**20
 """Longest request where a thread makes them; docs/io.md."""
-PIECES_AHEAD: Final = 4
-"""Requests in flight below which a piece of a prefetch begins: the thread that begins the next
-wakes late where every core computes."""
+PIECES_AHEAD: Final = 2
+"""Requests in flight below which a piece of a prefetch begins; docs/io.md."""
 _RINGS: Final[dict[EngineName, type[NativeRing]]] = {
     EngineName.URING: UringRing,
     EngineName.AIO: AioRing,
