@@ -672,8 +672,11 @@ def test_whatever_fails_each_read_comes_back_once_and_right_or_with_an_error(
     assert sorted(map(id, done)) == sorted(map(id, reads))
     assert ring.most_in_flight <= (ring.backlog or depth)
     for read in reads:
-        if read.error is None:
+        if read.error is None and flip_on_the_way not in acts:
             assert_right(source, read)
+        elif read.error is None:
+            # A bit flipped in the padding is nobody's: only the payload has a checksum.
+            assert np.array_equal(read.buffer[: read.size], source.payload[read.layer, read.expert])
         else:
             assert read.error.code in ("io-error", "os-error", "block-checksum")
 
