@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -12,17 +11,8 @@ from queue import Empty, SimpleQueue
 from typing import ClassVar, Final
 
 from .disk import BlockRead, EngineName, IoReport, Trial, check_submit
-from .disk_faults import (
-    MAX_AGAIN,
-    PASSING,
-    again_ns,
-    checksum_error,
-    is_end,
-    kernel_error,
-    matches,
-    short_read,
-)
-from .disk_files import OpenFile, ReadFunction, buffer_address, join_modes
+from .disk_files import OpenFile, ReadFunction, join_modes
+from .disk_fill import read_block
 
 DEFAULT_IO_THREADS: Final = 2
 
@@ -150,58 +140,15 @@ class ThreadsEngine:
         return None
 
     def _fetch(self, read: BlockRead) -> None:
-        file = self._files[read.file]
-        self._fill(file, read)
-        if read.checksum is None or not self._is_verified or matches(read):
-            return
-        # Once more: a bit that flipped on its way, unlike one on the disk, is not there again.
-        read.n_rereads += 1
-        self._fill(file, read)
-        if not matches(read):
-            raise checksum_error(file.path, read)
+        read_block(
+            self._files[read.file],
+            read,
+            is_verified=self._is_verified,
+            preadv=self._read,
+            sleep=self._sleep,
+            on_buffered=self._count_buffered,
+        )
 
-    def _fill(self, file: OpenFile, read: BlockRead) -> None:
-        """Reads until the whole block is there; the kernel may give less than it was asked for."""
-        started = time.perf_counter_ns()
-        room = len(read.buffer)
-        is_direct, length = file.plan_request(read.offset, read.length, buffer_address(read), room)
-        buffer = memoryview(read.buffer)[:length]  # type: ignore[arg-type]
-        done = 0
-        n_again = 0
-        while done < length:
-            fd = file.fd if is_direct else file.buffered_fd
-            if fd != file.fd:
-                with self._queued:
-                    self._n_buffered += 1
-            step = file.alignment.offset if is_direct else 1
-            try:
-                n = self._read(fd, [buffer[done:]], read.offset + done)
-            except OSError as error:
-                if error.errno == errno.EINTR:
-                    continue
-                if error.errno == errno.EINVAL and is_direct:
-                    is_direct = False
-                    continue
-                if error.errno in PASSING and n_again < MAX_AGAIN:
-                    self._sleep(again_ns(n_again) / 1e9)
-                    n_again += 1
-                    continue
-                raise kernel_error(file.path, read, error) from error
-            read.n_bytes += n
-            if done + n >= length:
-                break
-            if n >= step:
-                # A direct read goes on at a boundary only.
-                done += n // step * step
-                continue
-            at_end = is_end(file.buffered_fd, read.offset + done + n)
-            if not at_end and n_again < MAX_AGAIN:
-                self._sleep(again_ns(n_again) / 1e9)
-                n_again += 1
-                continue
-            if not at_end or done + n < read.size:
-                raise short_read(file.path, read, done + n, is_end=at_end)
-            read.buffer[done + n : read.length] = 0
-            break
-        read.ended_ns = time.perf_counter_ns()
-        read.read_ns += read.ended_ns - started
+    def _count_buffered(self) -> None:
+        with self._queued:
+            self._n_buffered += 1
