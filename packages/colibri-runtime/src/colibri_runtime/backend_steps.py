@@ -89,7 +89,7 @@ class BackendSteps:
             experts, shares = route(logits, moe.top_k, moe.norm_top_k)
         self._mix = ExpertMix(x, experts, shares)
         self._shared = None
-        return Routing(experts, shares, np.unique(experts).tolist())
+        return Routing(experts, shares, sorted(set(experts.ravel().tolist())))
 
     def predict(self, layer: int) -> Sequence[int]:
         """The experts that a later layer's router would choose for the stream as it is now."""

@@ -111,5 +111,5 @@ def fuse_tokens(
         return experts[0].tolist(), None if weights is None else weights[0].tolist()
     flat = np.ones(experts.size) if weights is None else weights.ravel()
     totals = np.bincount(experts.ravel(), flat)
-    chosen = np.unique(experts)
+    chosen = np.flatnonzero(np.bincount(experts.ravel()))
     return chosen.tolist(), totals[chosen].tolist()

@@ -324,7 +324,7 @@ def _layouts_of(file: ModelFile, layer: int) -> tuple[Layout, ...]:
         return () if layout is None else (layout,)
     # Only a file whose layers may be mixed has the number of each expert's layout.
     numbers = file.expert_layouts[layer][file.index["size"][layer] > 0]  # type: ignore[attr-defined]
-    return tuple(file.layouts[number] for number in np.unique(numbers))  # type: ignore[attr-defined]
+    return tuple(file.layouts[number] for number in sorted(set(numbers.tolist())))  # type: ignore[attr-defined]
 
 
 def _stays_in_file(name: str, facts: TensorFacts, model: ModelSpec) -> bool:
