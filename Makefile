@@ -75,7 +75,8 @@ test-sanitize: setup  ## tests of disk engines and kernels with their C under AS
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZE)/lib \
 	  COLIBRI_SANITIZED=1 COLIBRI_REQUIRE_NATIVE=1 $(BIN)/python -m pytest \
 	  -m "not oracle and not arm" tests/runtime/test_native.py tests/runtime/test_disk*.py \
-	  tests/runtime/test_kernels*.py tests/runtime/test_policies.py tests/runtime/test_recall.py
+	  tests/runtime/test_kernels*.py tests/runtime/test_policies.py tests/runtime/test_recall.py \
+	  tests/runtime/test_native_core.py tests/runtime/test_store_machine.py
 
 # setup.py asks the compiler what it makes code for; tests/helpers/arm_emulator.py links the objects.
 ARM := build/arm

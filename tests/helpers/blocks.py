@@ -129,6 +129,29 @@ def assert_lease_is_right(source, lease):
         assert np.array_equal(view, data[segment.offset : segment.offset + segment.size])
 
 
+def counts(store, layer):
+    """Hits, lates and misses of a layer."""
+    stats = store.stats.layers[layer]
+    return stats.n_hits, stats.n_lates, stats.n_misses
+
+
+def assert_nothing_is_held(store):
+    """Nothing is in use, and every slot is accounted for."""
+    cache = store.cache
+    assert cache.n_pinned == 0
+    assert cache.n_free + cache.n_resident + cache.n_loading == cache.n_slots
+
+
+def ask(source, store, layer, experts):
+    """Fetches, checks every lease, and gives the experts in order of arrival."""
+    order = []
+    for lease in store.fetch(layer, experts):
+        assert lease.layer == layer
+        assert_lease_is_right(source, lease)
+        order.append(lease.expert)
+    return order
+
+
 class StepEngine:
     """A disk engine without threads: reads end when the test says so, or when waited for.
 

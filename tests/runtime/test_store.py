@@ -19,7 +19,15 @@ from colibri_runtime.pool import Pool
 from colibri_runtime.pool_plan import PoolPlan, SlotClass, equal_slots
 from colibri_runtime.slots import SlotPlan
 from colibri_runtime.store import Store
-from helpers.blocks import StepEngine, assert_lease_is_right, make_source, small_layout
+from helpers.blocks import (
+    StepEngine,
+    ask,
+    assert_lease_is_right,
+    assert_nothing_is_held,
+    counts,
+    make_source,
+    small_layout,
+)
 
 LAYOUTS = [small_layout(), small_layout(10, 20), small_layout(), small_layout()]
 
@@ -49,27 +57,6 @@ def file_store(path, n_slots, *, read=os.preadv, n_experts=4, **options):
     engine = ThreadsEngine([file], read=read, sleep=lambda seconds: None)
     plan = make_plan(source, n_slots, **options)
     return source, Store(source, Pool(n_slots, block_slot_bytes(source)), engine, plan)
-
-
-def ask(source, store, layer, experts):
-    """Fetches, checks every lease, and gives the experts in order of arrival."""
-    order = []
-    for lease in store.fetch(layer, experts):
-        assert lease.layer == layer
-        assert_lease_is_right(source, lease)
-        order.append(lease.expert)
-    return order
-
-
-def counts(store, layer):
-    stats = store.stats.layers[layer]
-    return stats.n_hits, stats.n_lates, stats.n_misses
-
-
-def assert_nothing_is_held(store):
-    cache = store.cache
-    assert cache.n_pinned == 0
-    assert cache.n_free + cache.n_resident + cache.n_loading == cache.n_slots
 
 
 # Leases

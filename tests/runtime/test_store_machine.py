@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from colibri_format import FormatError, StorageError
+from colibri_runtime._native import native
 from colibri_runtime.blocks import BlockTable
-from colibri_runtime.disk_files import open_blocks
+from colibri_runtime.disk_choice import open_engine
+from colibri_runtime.disk_files import BlockFile, open_blocks
 from colibri_runtime.disk_threads import ThreadsEngine
 from colibri_runtime.policies import make_policy
 from colibri_runtime.policy_lru import LayerLru
@@ -32,6 +34,8 @@ class StoreMachine(RuleBasedStateMachine):
     Two layers of small blocks, one of large, one of both, over a file and a volume. Reads fail
     with an errno, come short, or bring a wrong bit, as `disk` says.
     """
+
+    READS_AGAIN = False  # what failed is read again by the one who waits for it
 
     def __init__(self):
         super().__init__()
@@ -79,6 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
             return make_policy(policy, n_layers=4, n_slots=slots.plan.n_slots)
 
         self.store = Store(SOURCE, pool, engine, plan, make_policy=make, predictor=predictor)
+        assert not self.store.is_native
 
     @rule(layer=LAYERS, experts=EXPERTS)
     def begin(self, layer, experts):
@@ -100,7 +105,7 @@ class StoreMachine(RuleBasedStateMachine):
         except StopIteration:
             pass
         except (StorageError, FormatError) as error:
-            assert set(self.disk) & {"errno", "bit"}, error
+            assert self.is_faulty(), error
             self.fetch = None
             return
         if not self.leases:
@@ -125,7 +130,9 @@ class StoreMachine(RuleBasedStateMachine):
     def pass_through(self, layer, experts):
         """Whatever happened before, a sound disk gives every block."""
         self.leave()
+        is_faulty = self.is_faulty()
         disk, self.disk = self.disk, Counter()
+        self.mend()
         with self.store.fetch(layer, experts) as fetch:
             seen = []
             try:
@@ -136,8 +143,14 @@ class StoreMachine(RuleBasedStateMachine):
                 assert sorted(seen) == sorted(set(experts))
             except (StorageError, FormatError):
                 # A read that was under way before.
-                assert disk
+                assert is_faulty and not self.READS_AGAIN
         self.disk = disk
+
+    def is_faulty(self):
+        return bool(set(self.disk) & {"errno", "bit"})
+
+    def mend(self):
+        pass
 
     @invariant()
     def leases_are_right_and_slots_are_accounted_for(self):
@@ -164,6 +177,87 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.close()
 
 
+class NativeStoreMachine(StoreMachine):
+    """The same over a ring with a thread, all of it in C; bits flip on disk and back."""
+
+    READS_AGAIN = True
+
+    def __init__(self):
+        super().__init__()
+        self.damaged = {}
+
+    @initialize(
+        n_bytes=st.sampled_from([30_000, 70_000, 140_000, 260_000, 10**7]),
+        foresees=st.booleans(),
+        policy=st.sampled_from(["recall", "cadence"]),
+        piece_bytes=st.sampled_from([None, 4096]),
+    )
+    def open(self, n_bytes, foresees, policy, piece_bytes):
+        self.budget = n_bytes
+        plan = plan_pool(n_bytes, BlockTable([SOURCE]).census(), top_k=2)
+        pool = Pool(*plan.shape[0], *plan.shape[1:])
+        files = [
+            BlockFile(path, probe_of(place, pool))
+            for path, place in zip(
+                [SOURCE.path, *SOURCE.volume_paths],
+                BlockTable([SOURCE]).first_of_each_file(),
+                strict=True,
+            )
+        ]
+        engine = open_ring(files, pool, piece_bytes)
+
+        def make(slots):
+            return make_policy(policy, n_layers=4, n_slots=slots.plan.n_slots)
+
+        predictor = LastExperts() if foresees else None
+        self.store = Store(SOURCE, pool, engine, plan, make_policy=make, predictor=predictor)
+        assert self.store.is_native
+
+    @rule(layer=LAYERS, expert=st.integers(0, 5), place=st.integers(0, 6000))
+    def damage(self, layer, expert, place):
+        if (layer, expert) in self.damaged or not hasattr(self, "store"):
+            return
+        entry = SOURCE.index[layer, expert]
+        volume = int(SOURCE.block_index.volumes[layer, expert])
+        at = int(entry["offset"]) + place % int(entry["size"])
+        path = [SOURCE.path, *SOURCE.volume_paths][volume]
+        self.damaged[layer, expert] = (path, at)
+        self.flip(path, at)
+
+    @rule()
+    def mend(self):
+        for path, at in self.damaged.values():
+            self.flip(path, at)
+        self.damaged = {}
+
+    def flip(self, path, at):
+        with open(path, "r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0] ^ 1
+            file.seek(at)
+            file.write(bytes([byte]))
+
+    def is_faulty(self):
+        return bool(self.damaged)
+
+    def teardown(self):
+        self.mend()
+        super().teardown()
+
+
+def probe_of(place, pool):
+    return BlockTable([SOURCE]).plan_read(*place, slot=0, buffer=pool.slot(pool.n_slots - 1))
+
+
+def open_ring(files, pool, piece_bytes):
+    for name in ("uring", "aio"):
+        try:
+            return open_engine(name, files, arena=pool.arena, split_bytes=piece_bytes)
+        except StorageError as error:
+            reason = str(error)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def source_on_disk(tmp_path_factory):
     global SOURCE  # noqa: PLW0603 - a state machine takes no fixtures
@@ -183,3 +277,10 @@ StoreMachine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestStoreMachine = StoreMachine.TestCase
+
+NativeStoreMachine.TestCase.settings = StoreMachine.TestCase.settings
+
+
+@pytest.mark.skipif(native().library is None, reason="no C library")
+class TestNativeStoreMachine(NativeStoreMachine.TestCase):
+    pass

@@ -3,16 +3,19 @@
 Each layer is `fetch`, `take` until it gives nothing, `close`, statistics on; nothing is read and
 nothing is computed. Beside it: the same as an iterator; with the routing's weights told to the
 policy; and, in a pool that holds half of the experts, with an engine whose reads are there at once,
-so that the rest of a miss is what is measured. One row a policy. Medians of rounds, their spread,
-and the 10th and 90th percentile of single layers; rounds of all arms are interleaved.
+so that the rest of a miss is what is measured. One row a policy, and `in C` one over io_uring,
+whose bookkeeping is in C (`Store.is_native`); there half of the experts are really read, from a
+file in `--folder`. Medians of rounds, their spread, and the 10th and 90th percentile of single
+layers; rounds of all arms are interleaved.
 
-    python store_overhead.py [--layers 48] [--experts 128] [--top-k 8]
+    python store_overhead.py [--layers 48] [--experts 128] [--top-k 8] [--folder /tmp]
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,8 +25,10 @@ from colibri_format import DTYPES, Geometry, Layout, Role, SegmentSpec
 from colibri_format.blockindex import BlockIndex
 from colibri_format.layout import INDEX_DTYPE
 from colibri_runtime import Pool, Store, equal_slots
+from colibri_runtime.blocks import BlockTable
 from colibri_runtime.disk import IoReport
-from colibri_runtime.disk_files import IoMode
+from colibri_runtime.disk_choice import open_engine
+from colibri_runtime.disk_files import BlockFile, IoMode
 from colibri_runtime.policies import POLICY_NAMES, make_policy
 
 
@@ -106,15 +111,16 @@ def measure(step, store, routes):
     return times
 
 
-def make_store(options, policy, share):
+def make_store(options, policy, share, path=None):
     source = Source(options.layers, options.experts)
     n_slots = int(options.layers * options.experts * share)
     counts = [options.experts] * options.layers
     plan = equal_slots(4096, counts, n_slots, options.top_k, 1)
+    pool = Pool(n_slots, 4096)
     store = Store(
         source,
-        Pool(n_slots, 4096),
-        NoDisk(),
+        pool,
+        NoDisk() if path is None else read_by_ring(source, path, pool),
         plan,
         make_policy=lambda slots: make_policy(
             policy,
@@ -123,9 +129,17 @@ def make_store(options, policy, share):
             quotas=slots.plan.quotas if policy == "lru" else None,
         ),
     )
+    if store.is_native != (path is not None):
+        raise SystemExit("the store does not keep its books where this measures it")
     for layer in range(options.layers):
         list(store.fetch(layer, range(options.experts)))
     return store
+
+
+def read_by_ring(source, path, pool):
+    probe = BlockTable([source]).plan_read(0, 0, slot=0, buffer=pool.slot(0))
+    files = [BlockFile(path, probe)]
+    return open_engine("uring", files, arena=pool.arena, is_verified=False)
 
 
 def main(argv=None):
@@ -135,7 +149,14 @@ def main(argv=None):
     parser.add_argument("--top-k", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args(argv)
+    with tempfile.NamedTemporaryFile(dir=options.folder) as file:
+        file.truncate(4096 * (options.layers * options.experts + 1))
+        return compare(options, Path(file.name))
+
+
+def compare(options, path):
     rng = np.random.default_rng(0)
     shape = (options.tokens, options.layers, options.top_k)
     picks = np.argsort(rng.random((*shape[:2], options.experts)), axis=-1)[..., : options.top_k]
@@ -154,6 +175,13 @@ def main(argv=None):
             (f"{name}: weights told", told_weights, full, as_arrays),
             (f"{name}: half of them missing", told_weights, half, as_arrays),
         ]
+    full, half = make_store(options, "recall", 1, path), make_store(options, "recall", 0.5, path)
+    arms += [
+        ("in C: fetch, take, close", by_take, full, as_lists),
+        ("in C: iterator", by_lease, full, as_lists),
+        ("in C: weights told", told_weights, full, as_arrays),
+        ("in C: half of them really read", told_weights, half, as_arrays),
+    ]
     results = {name: [] for name, *_ in arms}
     for _ in range(options.rounds):
         for name, step, store, routes in arms:

@@ -72,6 +72,20 @@ def block_files(sources: Sequence[BlockSource]) -> tuple[FileFacts, ...]:
     return tuple(files)
 
 
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """Where the blocks of a layer stand, `(n_experts,) int64` each; sizes are 0 where there is
+    none. `own_layer` is the layer's number in its source, `padded` what a block takes in a file,
+    `files` the numbers of `BlockTable.files`; `checksums` are uint64."""
+
+    own_layer: int
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    padded: NDArray[np.int64]
+    checksums: NDArray[np.uint64]
+    files: NDArray[np.int64]
+
+
 class BlockTable:
     """The blocks of one source, or of several one after the other.
 
@@ -161,6 +175,10 @@ class BlockTable:
                 found.append(tuple(other for other in later[:n_layers] if other != layer))
         return tuple(found)
 
+    def row(self, layer: int) -> BlockRow:
+        """All blocks of a layer."""
+        return self._part_of[layer].row(layer)
+
     def plan_read(
         self, layer: int, expert: int, *, slot: int, buffer: NDArray[np.uint8]
     ) -> BlockRead:
@@ -180,6 +198,7 @@ class _Part:
         self.alignment = source.geometry.alignment
         self.first_layer = first_layer
         self.sizes = index.entries["size"]
+        self._index = index
         self.volumes = index.volumes
         self._first_file = first_file
         self._layouts = source.layouts
@@ -214,6 +233,18 @@ class _Part:
                 layer[padded] = layer.get(padded, 0) + number
             counts.append(layer)
         return counts
+
+    def row(self, layer: int) -> BlockRow:
+        own_layer = layer - self.first_layer
+        sizes = self.sizes[own_layer].astype(np.int64)
+        return BlockRow(
+            own_layer,
+            self._index.entries["offset"][own_layer].astype(np.int64),
+            sizes,
+            -(-sizes // self.alignment) * self.alignment,
+            self._index.checksums[own_layer].astype(np.uint64),
+            self._first_file + self.volumes[own_layer].astype(np.int64),
+        )
 
     def plan_read(self, layer: int, expert: int, slot: int, buffer: NDArray[np.uint8]) -> BlockRead:
         own_layer = layer - self.first_layer

@@ -26,6 +26,7 @@ from .disk_faults import (
 )
 from .disk_files import IoMode, OpenFile, buffer_address, join_modes
 from .disk_ring import MAX_REQUEST, Request, Ring
+from .disk_worker import WorkerRing
 
 LEAST_DEPTH: Final = 2
 MOST_DEPTH: Final = 16
@@ -141,6 +142,15 @@ class QueueEngine:
     def reads_directly(self) -> bool:
         """Whether any file is read past the page cache."""
         return any(file.mode is IoMode.DIRECT for file in self._files)
+
+    def driver(self) -> tuple[int, Sequence[OpenFile], bool] | None:
+        """For one who gives the ring's thread its requests from C, beside which this engine is only
+        to be closed: the worker's address, the files, whether blocks are to be checked. None
+        where the ring has no thread."""
+        ring = self._ring
+        if not isinstance(ring, WorkerRing):
+            return None
+        return ring.worker, self._files, self._is_verified
 
     def submit(self, read: BlockRead) -> None:
         check_submit(read, len(self._files), is_closed=self._is_closed)

@@ -52,7 +52,7 @@ class WorkerRing:
         n_bytes = library.function("colibri_worker_bytes", "i32")()
         self._memory = np.zeros(n_bytes + 64, np.uint8)
         start = int(self._memory.__array_interface__["data"][0])
-        self._worker = start + -start % 64
+        self.worker = start + -start % 64
         self._orders = bytearray(_ORDER.size * _AT_ONCE)
         self._orders_at = int(np.frombuffer(self._orders, np.uint8).__array_interface__["data"][0])
         self._outcomes = np.zeros((_ROOM, _OUTCOME_WORDS), np.int64)
@@ -67,19 +67,19 @@ class WorkerRing:
         kind = _KINDS[not isinstance(ring, UringRing)]
         plan = np.array([depth, prefetch_depth, piece_bytes], np.uint32)
         plan_at = int(plan.__array_interface__["data"][0])
-        result = begin(self._worker, ring.queue, kind, plan_at)
+        result = begin(self.worker, ring.queue, kind, plan_at)
         if result < 0:
             raise OSError(-result, os.strerror(-result))
         # Also when nobody closes: the thread ends before its memory and the queue go.
         stop = function("colibri_worker_close", "i32", "ptr")
-        self._end = weakref.finalize(self, _close, stop, self._worker, self._memory, ring)
+        self._end = weakref.finalize(self, _close, stop, self.worker, self._memory, ring)
 
     def submit(self, requests: Sequence[Request]) -> int:
         """How many of `requests`, from the first on, were taken, or -EBUSY."""
         taken = requests[:_AT_ONCE]
         for i, request in enumerate(taken):
             _ORDER.pack_into(self._orders, i * _ORDER.size, *request)
-        n: int = self._submit(self._worker, self._orders_at, len(taken))
+        n: int = self._submit(self.worker, self._orders_at, len(taken))
         return n
 
     def reap(self, *, wait: bool) -> list[list[int]]:
@@ -88,7 +88,7 @@ class WorkerRing:
         Raises:
             OSError: the queue serves no more.
         """
-        n = self._reap(self._worker, self._outcomes_at, _ROOM, wait)
+        n = self._reap(self.worker, self._outcomes_at, _ROOM, wait)
         if n in (0, -errno.EINTR):
             return []
         if n < 0:
@@ -99,15 +99,15 @@ class WorkerRing:
     def withdraw(self, tag: int) -> bool:
         """Whether request `tag` had not begun, and is none any more. One that has begun ends with
         -ECANCELED, unless all of its pieces have begun."""
-        return bool(self._withdraw(self._worker, tag))
+        return bool(self._withdraw(self.worker, tag))
 
     def promote(self, tag: int) -> None:
         """Makes a prefetch that has not begun a demand."""
-        self._promote(self._worker, tag)
+        self._promote(self.worker, tag)
 
     def in_flight(self) -> int:
         """Requests that were taken and not given back."""
-        n: int = self._count(self._worker)
+        n: int = self._count(self.worker)
         return n
 
     def close(self) -> None:

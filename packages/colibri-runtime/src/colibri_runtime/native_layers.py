@@ -16,6 +16,7 @@ from .backend import FeedForward, Matrix
 from .decoder_errors import ModelError
 from .kv_cache import KvCache
 from .native_kernels import EXPERT, MATRIX, NativeKernels
+from .native_records import check_sizes
 from .weights import LayerWeights
 
 MAX_HEAD_DIM: Final = 512
@@ -72,16 +73,8 @@ def check_records(library: NativeLibrary) -> None:
     Raises:
         ModelError: `native-records`; the two were built from different sources.
     """
-    size_of = library.function("colibri_layer_struct_bytes", "i64", "i32")
-    for which, record in enumerate((DECODER, LAYER, BLOCK)):
-        if (found := size_of(which)) != record.itemsize:
-            raise ModelError(
-                "native-records",
-                library.path,
-                f"its struct {which} has {found} bytes",
-                f"{record.itemsize}, as colibri_runtime.native_layers has it",
-                "reinstall colibri-runtime",
-            )
+    records = (DECODER, LAYER, BLOCK)
+    check_sizes(library, "colibri_layer_struct_bytes", records, __name__)
 
 
 def has_kernels(kernels: NativeKernels, matrices: Sequence[Matrix]) -> bool:

@@ -61,12 +61,14 @@ _STATE: Final = np.dtype(
 
 
 @cache
-def _packer(n: int) -> struct.Struct:
+def int_packer(n: int) -> struct.Struct:
+    """Writes `n` numbers as int32 where C reads them."""
     return struct.Struct(f"={n}i")
 
 
 @cache
-def _weight_packer(n: int) -> struct.Struct:
+def float_packer(n: int) -> struct.Struct:
+    """Writes `n` numbers as float64 where C reads them."""
     return struct.Struct(f"={n}d")
 
 
@@ -122,12 +124,18 @@ class NativePolicy:
         self._release_all = function("colibri_policy_release_all", *block, "ptr")
         self._touch_all = function("colibri_policy_touch_all", *block, "ptr")
 
+    def address(self, n_experts: int) -> int:
+        """Of its struct colibri_policy, with room for `n_experts` a layer."""
+        if n_experts > self._width:
+            self._grow(n_experts)
+        return self._at
+
     def observe(
         self, layer: int, experts: Sequence[int], weights: Sequence[float] | None = None
     ) -> None:
         n = self._tell(experts)
         if weights is not None:
-            _weight_packer(n).pack_into(self._weights, 0, *weights)
+            float_packer(n).pack_into(self._weights, 0, *weights)
         self._observe(
             self._at, layer, n, self._experts_at, 0 if weights is None else self._weights_at
         )
@@ -191,7 +199,7 @@ class NativePolicy:
             self._grow(top + 1)
         if n > self._most_asked:
             self._make_room(n)
-        _packer(n).pack_into(self._experts, 0, *experts)
+        int_packer(n).pack_into(self._experts, 0, *experts)
         return n
 
     def _grow(self, n_experts: int) -> None:

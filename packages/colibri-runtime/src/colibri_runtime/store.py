@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from colibri_format import UsageError
 
 from .blocks import BlockSource, BlockTable
-from .cache import Cache
+from .core import Core, CoreStats, Slots, check_experts
 from .disk import DiskEngine, IoReport
-from .fetch import CurrentFetch, Fetch, ReadyCallback, closed_error
+from .fetch import Fetch, ReadyCallback, closed_error
+from .native_core import native_core
 from .passes import Passes
-from .policy import KeepAll, Key, Policy, fuse_tokens
+from .plain_core import PlainCore
+from .policy import KeepAll, Key, Policy
 from .policy_lru import LayerLru
 from .pool import Pool
 from .pool_plan import PoolPlan, SlotClass, plan_pool
 from .prefetch import Predictor, PrefetchGate
-from .stats import Stats
 from .store_part import StorePart
-from .traffic import Traffic
 
 PRELOADS_AT_ONCE: Final = 4
 """Blocks read at once to fill free slots: they are queued as prefetches, behind all else."""
@@ -88,7 +88,6 @@ class Store:
         self.slots = plan
         self.pool = pool
         self.history = history
-        self.stats = Stats(table.n_layers)
         self._engine = engine
         make = make_policy or (lambda slots: LayerLru(slots.plan.quotas))
         policies = [
@@ -96,23 +95,12 @@ class Store:
             for slots in plan.classes
         ]
         self._n_blocks = sum(slots.n_blocks for slots in plan.classes)
-        self._observers = _observers(policies, plan, table.n_layers)
-        self._observed = -1
+        core: Core | None = None
+        if clock is time.perf_counter_ns:
+            core = native_core(table, pool, engine, plan, policies)
+        self._core = core = core or PlainCore(table, pool, engine, plan, policies, clock)
+        self.stats: CoreStats = core.stats
         self._preload: deque[Key] = deque()
-        class_of = self._class_of if len(plan.classes) > 1 else _only_class
-        sizes = [slots.plan.n_slots for slots in plan.classes]
-        self._cache = Cache(
-            sizes[0],
-            policies[0],
-            self._count_waste,
-            further=list(zip(sizes[1:], policies[1:], strict=True)),
-            class_of=class_of,
-        )
-        self._traffic = Traffic(table, pool, self._cache, engine, self.stats.layers)
-        self._current = CurrentFetch(
-            table, pool, self._cache, self._traffic, self.stats, class_of, clock
-        )
-        self._class = class_of
         self._clock = clock
         self._predictor = predictor
         self._targets = table.following(plan.prefetch_depth) if predictor is not None else ()
@@ -128,16 +116,21 @@ class Store:
         return self._engine.report()
 
     @property
-    def cache(self) -> Cache:
+    def cache(self) -> Slots:
         """Who stands in which slot, to look at."""
-        return self._cache
+        return self._core.cache
+
+    @property
+    def is_native(self) -> bool:
+        """Whether C does the bookkeeping of slots and reads."""
+        return not isinstance(self._core, PlainCore)
 
     @property
     def look_ahead(self) -> int:
         """Layers ahead whose experts are worth predicting and handing to `prefetch` now: 0 where
         the store predicts by itself, while it reads nothing ahead because that did not pay, and
         when every block is resident."""
-        if self._predictor is not None or self._cache.n_resident >= self._n_blocks:
+        if self._predictor is not None or self._core.cache.n_resident >= self._n_blocks:
             return 0
         return self._look_ahead
 
@@ -182,49 +175,36 @@ class Store:
         """
         if self._is_closed:
             raise closed_error()
-        current = self._current
-        if current.is_open:
+        core = self._core
+        if core.is_open:
             raise UsageError(
                 "fetch-open",
                 f"fetch of layer {layer}",
-                f"the fetch of layer {current.layer} is still open",
+                f"the fetch of layer {core.layer} is still open",
                 "one fetch at a time",
                 "exhaust or close it first",
             )
-        # Plain ints, each once, in the order given: NumPy's own would hash and print differently.
-        layer = int(layer)
-        asked = list(dict.fromkeys(map(int, experts)))
-        cache = self._cache
-        resident = cache.row(layer)
-        missing = [expert for expert in asked if expert not in resident]
-        if missing or not asked:
-            self._check(layer, missing)
+        layer = self._layer(layer)
+        history, predictor = self.history, self._predictor
+        if history is not None or predictor is not None:
+            experts = list(dict.fromkeys(map(int, experts)))
         passes = self._passes
         if layer <= passes.last_layer or passes.last_layer < 0:
-            passes.turn(self._clock(), current.ended_ns)
+            passes.turn(self._clock(), core.ended_ns)
             if passes.gate is not None:
                 self._look_ahead = min(passes.gate.depth, self.prefetch_depth)
+        fetch = core.fetch(layer, experts)
         passes.last_layer = layer
-        passes.n_asks_most = max(passes.n_asks_most, len(asked))
-        if layer != self._observed:
-            for observe in self._observers[layer]:
-                observe(layer, asked)
-        self._observed = -1
-        if self.history is not None:
-            self.history.observe(layer, asked)
-        if self._traffic.predicted:
-            self._settle(layer, asked)
-        there = [expert for expert in asked if expert in resident] if missing else asked
-        if cache.has_unused:
-            self.stats.layers[layer].n_prefetch_used += cache.take_unused(layer, there)
-        fetch = current.open(layer, cache.pin_all(layer, there), missing)
+        passes.n_asks_most = max(passes.n_asks_most, core.n_asked)
+        if history is not None:
+            history.observe(layer, cast(list[int], experts))
         if self._preload:
             self._continue_preload()
-        if self._predictor is not None:
-            self._predictor.observe(layer, asked)
+        if predictor is not None:
+            predictor.observe(layer, cast(list[int], experts))
             for target in self._targets[layer][: self._look_ahead]:
-                if predicted := self._predictor.predict(target):
-                    self._read_ahead(target, predicted)
+                if predicted := predictor.predict(target):
+                    core.prefetch(target, predicted)
         return fetch
 
     def observe(
@@ -241,13 +221,7 @@ class Store:
         """
         if self._is_closed:
             raise closed_error()
-        self._check(layer, ())
-        if not self._observers[layer]:
-            return
-        asked, shares = fuse_tokens(experts, weights)
-        for observe in self._observers[layer]:
-            observe(layer, asked, shares)
-        self._observed = layer
+        self._core.observe(self._layer(layer), experts, weights)
 
     def on_ready(self, callback: ReadyCallback | None) -> None:
         """Registers what `Fetch.run` calls with each block; None takes it back.
@@ -256,7 +230,7 @@ class Store:
         once for each block, what is resident first and then in order of arrival, and a lease ends
         when the callback returns. It must not fetch; it may `prefetch`.
         """
-        self._current.callback = callback
+        self._core.callback = callback
 
     def prefetch(self, layer: int, experts: Iterable[int] | NDArray[np.integer]) -> None:
         """Begins to read those of `experts` that are not resident, if that costs no demand.
@@ -272,12 +246,7 @@ class Store:
         """
         if self._is_closed:
             raise closed_error()
-        layer = int(layer)
-        wanted = list(dict.fromkeys(map(int, experts)))
-        resident = self._cache.row(layer)
-        self._check(layer, [expert for expert in wanted if expert not in resident])
-        if self._look_ahead:
-            self._read_ahead(layer, wanted)
+        self._core.prefetch(self._layer(layer), experts, is_read=self._look_ahead > 0)
 
     def preload(self, keys: Iterable[Key]) -> None:
         """Fills slots that are free with blocks that are likely wanted, `(layer, expert)` each, the
@@ -292,7 +261,7 @@ class Store:
             raise closed_error()
         wanted = [(int(layer), int(expert)) for layer, expert in keys]
         for layer, expert in wanted:
-            self._check(layer, [expert])
+            check_experts(self._table, layer, [expert])
         self._preload.extend(wanted)
         self._continue_preload()
 
@@ -306,8 +275,7 @@ class Store:
             return
         self._is_closed = True
         self._engine.close()
-        self._current.shut()
-        self._traffic.clear()
+        self._core.shut()
         self.pool.close()
 
     def __enter__(self) -> Self:
@@ -321,112 +289,17 @@ class Store:
     ) -> None:
         self.close()
 
-    def _class_of(self, key: Key) -> int:
-        return self.slots.class_of_bytes(self._table.padded_bytes(*key))
-
-    def _check(self, layer: int, experts: Sequence[int]) -> None:
-        table = self._table
-        is_layer = 0 <= layer < table.n_layers
-        absent = [e for e in experts if not table.has(layer, e)]
-        if absent or not is_layer:
-            raise UsageError(
-                "no-such-expert",
-                f"layer {layer}",
-                f"has no experts {absent}",
-                f"layers 0 to {table.n_layers - 1} and experts that the index holds",
-            )
-
-    def _settle(self, layer: int, wanted: Iterable[int]) -> None:
-        """Compares what was predicted for `layer` with what is wanted of it."""
-        predicted = self._traffic.predicted.pop(layer, None)
-        if predicted is None:
-            return
-        wanted = set(wanted)
-        stats = self.stats.layers[layer]
-        stats.n_predicted += len(predicted)
-        stats.n_foretold += len(wanted)
-        stats.n_recalled += len(predicted & wanted)
-        for expert in predicted - wanted:
-            if not self._traffic.cancel_ahead((layer, expert)):
-                self._cache.expire((layer, expert))
-
-    def _read_ahead(self, layer: int, experts: Sequence[int]) -> None:
-        traffic = self._traffic
-        wanted = frozenset(experts)
-        for expert in traffic.predicted.get(layer, wanted) - wanted:
-            traffic.cancel_ahead((layer, expert))
-        if wanted:
-            traffic.predicted[layer] = wanted
-        else:
-            traffic.predicted.pop(layer, None)
-        resident = self._cache.row(layer)
-        # Before anything is evicted for the others.
-        self._cache.touch_all(layer, [expert for expert in experts if expert in resident])
-        n_submitted = 0
-        for expert in experts:
-            key = (layer, expert)
-            if expert not in resident and key not in traffic.reads:
-                if self._submit_ahead(key):
-                    n_submitted += 1
-                else:
-                    self.stats.layers[layer].n_prefetch_dropped += 1
-        if n_submitted:
-            traffic.flush()
+    def _layer(self, layer: int) -> int:
+        number = int(layer)
+        if not 0 <= number < self._table.n_layers:
+            check_experts(self._table, number, ())
+        return number
 
     def _continue_preload(self) -> None:
-        traffic, preload = self._traffic, self._preload
-        n_submitted = 0
-        while preload and len(traffic.reads) < PRELOADS_AT_ONCE and not self._current.pending:
-            key = preload.popleft()
-            if key in self._cache or key in traffic.reads:
-                continue
-            slot = self._cache.claim_free(key)
-            if slot is not None:
-                self._current.forget_lease(slot)
-                # Not predicted, so that it waits for no fetch: it lands as one read in vain.
-                traffic.submit(key, slot, is_prefetch=True)
-                n_submitted += 1
-            elif not self._cache.n_free:
+        core, preload = self._core, self._preload
+        while preload and core.n_reads < PRELOADS_AT_ONCE and not core.n_pending:
+            if not core.preload(preload.popleft()) and not core.cache.n_free:
                 preload.clear()
-        if n_submitted:
-            traffic.flush()
-
-    def _submit_ahead(self, key: Key) -> bool:
-        number = self._class(key)
-        traffic = self._traffic
-        n_ahead = len(traffic.ahead)
-        if len(self.slots.classes) > 1:
-            n_ahead = sum(self._class(other) == number for other in traffic.ahead)
-        n_ahead += self._cache.n_waiting_in(number)
-        if n_ahead >= self.slots.classes[number].plan.n_prefetch or self._current.pending:
-            return False
-        slot = self._cache.claim(key, is_prefetch=True)
-        if slot is None:
-            return False
-        self._current.forget_lease(slot)
-        traffic.submit(key, slot, is_prefetch=True)
-        return True
-
-    def _count_waste(self, key: Key) -> None:
-        stats = self.stats.layers[key[0]]
-        stats.n_prefetch_wasted += 1
-        stats.wasted_bytes += self._table.padded_bytes(*key)
-
-
-def _observers(
-    policies: Sequence[Policy], plan: PoolPlan, n_layers: int
-) -> list[list[Callable[..., None]]]:
-    """For each layer, what the policies that hold blocks of it are told routing by."""
-    found: list[list[Callable[..., None]]] = [[] for _ in range(n_layers)]
-    for policy, slots in zip(policies, plan.classes, strict=True):
-        for layer, n_blocks in enumerate(slots.blocks_per_layer):
-            if n_blocks and not isinstance(policy, KeepAll):
-                found[layer].append(policy.observe)
-    return found
-
-
-def _only_class(key: Key) -> int:
-    return 0
 
 
 def _check_slots(table: BlockTable, pool: Pool, plan: PoolPlan) -> None:

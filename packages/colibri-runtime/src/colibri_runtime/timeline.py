@@ -67,8 +67,10 @@ class Timeline:
     """Writes down what a store's engine and a decoder's steps do, the last `n_kept` passes.
 
     `engine` and `steps` give what is to be used in place of the ones that are passed in: nothing
-    is measured, and nothing costs time, where they are not. One thread computes. A read belongs to
-    the pass in which it came back, though it may have begun in the one before.
+    is measured, and nothing costs time, where they are not. A store over such an engine does its
+    bookkeeping in Python, some tenths of a millisecond for a layer that misses. One thread
+    computes. A read belongs to the pass in which it came back, though it may have begun in the one
+    before.
     """
 
     def __init__(
