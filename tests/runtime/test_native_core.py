@@ -21,6 +21,7 @@ from colibri_runtime.native_core import NativeCore
 from colibri_runtime.opening import open_pool
 from colibri_runtime.plain_core import PlainCore
 from colibri_runtime.pool_plan import plan_pool, pool_cost
+from colibri_runtime.timeline import SpanKind, Timeline
 from helpers.blocks import (
     ask,
     assert_lease_is_right,
@@ -37,17 +38,20 @@ SMALL, LARGE = small_layout(16, 32), small_layout(64, 96)
 ALL = 10**9
 
 
-def open_store(sources, n_bytes=ALL, *, top_k=2, io="uring", history=None, **options):
+def open_store(
+    sources, n_bytes=ALL, *, top_k=2, io="uring", history=None, timeline=None, **options
+):
     """A store over io_uring, or where the system has none over Linux AIO."""
     config = RunConfig(io=io, **options)
     table = BlockTable(sources)
     plan = plan_pool(n_bytes, table.census(), top_k=top_k, prefetch_depth=config.look_ahead)
     try:
-        return open_pool(sources, plan, config, history=history)
+        return open_pool(sources, plan, config, history=history, timeline=timeline)
     except StorageError as error:
         if io != "uring":
             pytest.skip(str(error))
-        return open_store(sources, n_bytes, top_k=top_k, io="aio", history=history, **options)
+        options |= {"io": "aio", "history": history, "timeline": timeline}
+        return open_store(sources, n_bytes, top_k=top_k, **options)
 
 
 def slot_bytes(source, n_slots):
@@ -440,6 +444,42 @@ def test_preloading_goes_on_with_fetches_and_ends_with_the_last_slot(source):
         drain(store)
         assert store.cache.n_resident == 3
         assert store.cache.n_evicted <= 1
+
+
+def test_reads_and_waits_are_written_down(source, monkeypatch):
+    timeline = Timeline()
+    with open_store([source], timeline=timeline) as store:
+        assert store.is_native
+        ask(source, store, 3, [1])
+        timeline.begin(1)
+        store.prefetch(1, [2])
+        ask(source, store, 0, [0, 1])
+        ask(source, store, 1, [2])
+        timeline.end()
+        size = store.stats.layers[0].read_bytes // 2
+
+        spans = timeline.passes[0].spans
+        reads = {(s.layer, s.expert): s for s in spans if s.kind is SpanKind.READ}
+        waits = [s for s in spans if s.kind is SpanKind.WAIT]
+        assert set(reads) == {(0, 0), (0, 1), (1, 2)}
+        assert all(s.submit_ns <= s.start_ns <= s.end_ns for s in reads.values())
+        assert [s.is_prefetch for s in reads.values()].count(True) == reads[1, 2].is_prefetch == 1
+        assert reads[0, 0].n_bytes == size
+        assert sum(s.end_ns - s.start_ns for s in waits if s.layer == 0) == (
+            store.stats.layers[0].stall_ns
+        )
+
+    monkeypatch.setattr(native_core_module, "_LEAST_EVENTS", 1)
+    small = make_source(source.path.with_name("b"), layouts=[SMALL], n_experts=1)
+    with open_store([small], timeline=Timeline()) as store:
+        state = store._core._state[0]
+        assert state["event_room"] == 2
+        ask(small, store, 0, [0])
+        state["n_events"] = 2
+        state["classes"]["n_free"] = 1
+        store._core._arrays["blocks"]["slot"][0] = -1
+        ask(small, store, 0, [0])
+        assert state["n_events"] == 2
 
 
 # Failures

@@ -68,6 +68,24 @@ def test_steps_exclude_each_other_and_lie_within_their_pass(model_file):
         assert own[0].layer == own[-1].layer == -1
 
 
+def test_what_others_write_down_is_taken_in_at_the_end_of_a_pass():
+    timeline = Timeline()
+    ended = [Span(SpanKind.READ, 0, 1, 2)]
+
+    def spans():
+        found, ended[:] = list(ended), []
+        return found
+
+    timeline.follow(spans)
+    timeline.begin(1)
+    start_ns = timeline.clock()
+    timeline.spent(SpanKind.EXPERTS, start_ns)
+    ended.append(Span(SpanKind.WAIT, 0, start_ns - 2, start_ns - 1))
+    timeline.end()
+
+    assert [span.kind for span in timeline.passes[0].spans] == ["wait", "experts"]
+
+
 class FakeEngine:
     """Gives back `reads` once, having taken as long as the clock says."""
 
@@ -111,9 +129,9 @@ def test_checks_are_told_apart_from_waiting_where_they_are_made_here(n_threads, 
     timeline.end()
 
     spans = timeline.passes[0].spans
-    assert spans[0] == Span(SpanKind.WAIT, -1, 120, 192 if n_checks else 200)
-    assert spans[1:-1] == ((Span(SpanKind.CHECK, -1, 192, 200),) if n_checks else ())
-    assert spans[-1] == Span(SpanKind.READ, 2, 120, 190, 4, 110, 8)
+    assert spans[0] == Span(SpanKind.READ, 2, 120, 190, 4, 110, 8)
+    assert spans[1] == Span(SpanKind.WAIT, -1, 120, 192 if n_checks else 200)
+    assert spans[2:] == ((Span(SpanKind.CHECK, -1, 192, 200),) if n_checks else ())
 
 
 def test_what_comes_between_passes_and_passes_that_broke_off_are_forgotten():

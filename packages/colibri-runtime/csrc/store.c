@@ -71,6 +71,12 @@ static void forget_names(struct colibri_store *s, int32_t n)
         s->is_named[s->experts[i]] = 0;
 }
 
+static void write_down(struct colibri_store *s, struct colibri_store_event event)
+{
+    if (s->events && s->n_events < s->event_room)
+        s->events[s->n_events++] = event;
+}
+
 /* ---- lists of blocks, short ones ---- */
 
 static void put_first(int32_t *list, int32_t *n, int32_t block)
@@ -257,6 +263,8 @@ static void submit(struct colibri_store *s, struct batch *batch, int32_t block, 
                                     .size = from->size,
                                     .ahead = (uint64_t)is_ahead};
     s->n_reads++;
+    if (s->submitted)
+        s->submitted[block] = now_ns();
     if (is_ahead) {
         s->marks[block] |= AHEAD;
         s->ahead[s->n_ahead++] = block;
@@ -380,6 +388,14 @@ static void take_in(struct colibri_store *s, const struct colibri_outcome *outco
         counts->prefetch_bytes += n_bytes;
     else
         counts->demand_bytes += n_bytes;
+    if (s->submitted)
+        write_down(s, (struct colibri_store_event){.block = block,
+                                                   .layer = layer_of(s, block),
+                                                   .submit_ns = s->submitted[block],
+                                                   .begun_ns = outcome->begun_ns,
+                                                   .ended_ns = outcome->ended_ns,
+                                                   .n_bytes = n_bytes,
+                                                   .is_prefetch = is_prefetch != 0});
     forget(s, block);
     if (is_wanted)
         unwant(s, block);
@@ -473,7 +489,7 @@ static void give_back(struct colibri_store *s)
 static int32_t wait_read(struct colibri_store *s)
 {
     struct colibri_store_counts *counts = &s->counts[s->layer];
-    int64_t started;
+    int64_t started, ended;
     int32_t error;
 
     if (!s->n_reads)
@@ -482,7 +498,10 @@ static int32_t wait_read(struct colibri_store *s)
     counts->queue_depth += s->n_reads;
     started = now_ns();
     error = harvest(s, 1);
-    counts->stall_ns += now_ns() - started;
+    ended = now_ns();
+    counts->stall_ns += ended - started;
+    write_down(s, (struct colibri_store_event){
+                      .block = NONE, .layer = s->layer, .begun_ns = started, .ended_ns = ended});
     return error;
 }
 
@@ -501,7 +520,8 @@ int64_t colibri_store_struct_bytes(int32_t which)
     case 0: return sizeof(struct colibri_store);
     case 1: return sizeof(struct colibri_store_block);
     case 2: return sizeof(struct colibri_store_class);
-    default: return sizeof(struct colibri_store_counts);
+    case 3: return sizeof(struct colibri_store_counts);
+    default: return sizeof(struct colibri_store_event);
     }
 }
 

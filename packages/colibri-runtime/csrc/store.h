@@ -52,6 +52,11 @@ struct colibri_store_class {
     int32_t n_waiting;             /* landed, and their layer not asked for since */
 };
 
+/* A read that came back, or with a block of -1 a wait. 56 bytes without padding. */
+struct colibri_store_event {
+    int64_t block, layer, submit_ns, begun_ns, ended_ns, n_bytes, is_prefetch;
+};
+
 /* LayerStats of stats.py, in its order. */
 struct colibri_store_counts {
     int64_t n_fetches, n_hits, n_lates, n_misses, demand_bytes, prefetch_bytes, n_prefetched,
@@ -68,9 +73,12 @@ struct colibri_store {
     int32_t n_reads;  /* blocks that are being read, failed demands among them */
     int32_t n_resident, n_pinned, n_evicted;
     int32_t n_pending, n_wanted, n_ready, n_leased, n_failed, n_ahead, n_unused;
+    int32_t n_events, event_room; /* what is beyond is not written down */
     int64_t given_ns, ended_ns; /* the last leases were given, and ended */
     void *worker;
     struct colibri_store_class classes[COLIBRI_STORE_CLASSES];
+    struct colibri_store_event *events; /* NULL: nothing is written down */
+    int64_t *submitted;                 /* by block, when its read was given to the worker; or NULL */
     /* By layer. */
     struct colibri_store_counts *counts;
     int32_t *n_predicted;
@@ -94,7 +102,7 @@ struct colibri_store {
     uint8_t *is_named;
 };
 
-/* Bytes of the structs, for a check: 0 the store, 1 a block, 2 a class, 3 counts. */
+/* Bytes of the structs, for a check: 0 the store, 1 a block, 2 a class, 3 counts, 4 an event. */
 COLIBRI_EXPORT int64_t colibri_store_struct_bytes(int32_t which);
 
 /* All slots free, nothing read, nothing open; the rest of the struct is filled. */

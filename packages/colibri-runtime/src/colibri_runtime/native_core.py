@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +31,7 @@ from .policy_native import NativePolicy, float_packer, int_packer
 from .pool import Pool
 from .pool_plan import PoolPlan
 from .stats import LayerStats
+from .timeline import Span, SpanKind, Timeline
 
 MOST_BLOCKS: Final = 1 << 30
 _MOST_CLASSES: Final = 4  # COLIBRI_STORE_CLASSES
@@ -52,10 +53,19 @@ _CLASS: Final = np.dtype(
         )),
     ]
 )  # fmt: skip
+_EVENT: Final = np.dtype(
+    [
+        (name, "i8")
+        for name in (
+            "block", "layer", "submit_ns", "begun_ns", "ended_ns", "n_bytes", "is_prefetch",
+        )
+    ]
+)  # fmt: skip
+_LEAST_EVENTS: Final = 4096
 _STATE_WORDS: Final = (
     "n_layers", "width", "n_slots", "n_classes", "is_open", "layer", "observed", "n_reads",
     "n_resident", "n_pinned", "n_evicted", "n_pending", "n_wanted", "n_ready", "n_leased",
-    "n_failed", "n_ahead", "n_unused",
+    "n_failed", "n_ahead", "n_unused", "n_events", "event_room",
 )  # fmt: skip
 # By what there is one of each, and the type.
 _ARRAYS: Final[dict[str, tuple[str, Any]]] = {
@@ -89,6 +99,8 @@ _STATE: Final = np.dtype(
         ("ended_ns", "i8"),
         ("worker", "u8"),
         ("classes", _CLASS, _MOST_CLASSES),
+        ("events", "u8"),
+        ("submitted", "u8"),
         *((name, "u8") for name in _ARRAYS),
     ]
 )
@@ -101,6 +113,7 @@ def native_core(
     engine: DiskEngine,
     plan: PoolPlan,
     policies: Sequence[Policy],
+    timeline: Timeline | None = None,
 ) -> NativeCore | None:
     """A core in C where C can do all of it, else None.
 
@@ -119,7 +132,10 @@ def native_core(
     blocks = _blocks(table, files, pool, plan, is_verified=is_verified)
     if blocks is None:
         return None
-    return NativeCore(library, table, pool, plan, policies, files, blocks, worker)
+    core = NativeCore(library, table, pool, plan, policies, files, blocks, worker)
+    if timeline is not None:
+        timeline.follow(core.write_down())
+    return core
 
 
 class NativeCore(Core):
@@ -187,7 +203,7 @@ class NativeCore(Core):
         self.stats = NativeStats(self._arrays["counts"])
         self.cache = NativeSlots(self._state, self._arrays, width)
         counts = np.dtype((np.int64, len(_COUNT_NAMES)))
-        records = (_STATE, _BLOCK, _CLASS, counts)
+        records = (_STATE, _BLOCK, _CLASS, counts, _EVENT)
         check_sizes(library, "colibri_store_struct_bytes", records, __name__)
         function = library.function
         self._observe = function("colibri_store_observe", "i32", "ptr", "i32", "i32", "i32")
@@ -270,6 +286,31 @@ class NativeCore(Core):
             self._state[0][name] = 0
         # Their views would keep the pool's memory for as long as the store is held.
         self._leases.clear()
+
+    def write_down(self) -> Callable[[], list[Span]]:
+        """From now on reads and waits are written down; gives what hands over those that have
+        ended since it was called last."""
+        n_events = max(_LEAST_EVENTS, 2 * len(self._arrays["blocks"]))
+        events = self._arrays["events"] = np.zeros(n_events, _EVENT)
+        self._arrays["submitted"] = np.zeros(len(self._arrays["blocks"]), np.int64)
+        state, width = self._state[0], self._width
+        state["event_room"] = n_events
+        for name in ("events", "submitted"):
+            state[name] = _address(self._arrays[name])
+
+        def spans() -> list[Span]:
+            n = int(state["n_events"])
+            state["n_events"] = 0
+            return [
+                Span(SpanKind.WAIT, layer, begun, ended)
+                if block < 0
+                else Span(
+                    SpanKind.READ, layer, begun, ended, block % width, submit, size, ahead != 0
+                )
+                for block, layer, submit, begun, ended, size, ahead in events[:n].tolist()
+            ]
+
+        return spans
 
     def _give(self, number: int, most: int) -> list[Lease]:
         if self._is_shut:

@@ -72,12 +72,13 @@ def open_pool(
         store = Store(
             sources,
             pool,
-            engine if timeline is None else timeline.engine(engine),
+            engine,
             plan,
             make_policy=lambda slots: next(policies),
             history=history,
             predictor=_predictor(config, table, history),
             gate=PrefetchGate(AUTO_LOOK_AHEAD) if config.prefetch_depth is None else None,
+            timeline=timeline,
         )
     except BaseException:
         engine.close()

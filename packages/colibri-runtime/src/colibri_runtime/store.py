@@ -26,6 +26,7 @@ from .pool import Pool
 from .pool_plan import PoolPlan, SlotClass, plan_pool
 from .prefetch import Predictor, PrefetchGate
 from .store_part import StorePart
+from .timeline import Timeline
 
 PRELOADS_AT_ONCE: Final = 4
 """Blocks read at once to fill free slots: they are queued as prefetches, behind all else."""
@@ -63,6 +64,7 @@ class Store:
         predictor: after each fetch says what to read ahead; None leaves that to `prefetch`.
         gate: decides by trial whether to read ahead at all; None always does.
         clock: nanoseconds.
+        timeline: is told of every read and wait.
 
     Raises:
         UsageError: `bad-slots` when pool and plan differ, or the plan holds not every block;
@@ -81,6 +83,7 @@ class Store:
         predictor: Predictor | None = None,
         gate: PrefetchGate | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
+        timeline: Timeline | None = None,
     ) -> None:
         sources = source if isinstance(source, Sequence) else (source,)
         self._table = table = BlockTable(sources)
@@ -96,8 +99,10 @@ class Store:
         ]
         self._n_blocks = sum(slots.n_blocks for slots in plan.classes)
         core: Core | None = None
-        if clock is time.perf_counter_ns:
-            core = native_core(table, pool, engine, plan, policies)
+        if clock is time.perf_counter_ns and (timeline is None or timeline.clock is clock):
+            core = native_core(table, pool, engine, plan, policies, timeline)
+        if core is None and timeline is not None:
+            self._engine = engine = timeline.engine(engine)
         self._core = core = core or PlainCore(table, pool, engine, plan, policies, clock)
         self.stats: CoreStats = core.stats
         self._preload: deque[Key] = deque()

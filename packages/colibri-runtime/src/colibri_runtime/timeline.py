@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -67,10 +68,10 @@ class Timeline:
     """Writes down what a store's engine and a decoder's steps do, the last `n_kept` passes.
 
     `engine` and `steps` give what is to be used in place of the ones that are passed in: nothing
-    is measured, and nothing costs time, where they are not. A store over such an engine does its
-    bookkeeping in Python, some tenths of a millisecond for a layer that misses. One thread
-    computes. A read belongs to the pass in which it came back, though it may have begun in the one
-    before.
+    is measured, and nothing costs time, where they are not. A store whose bookkeeping is in C
+    writes reads and waits down itself, for `follow`. One thread computes. A read belongs to the
+    pass in which it came back, though it may have begun in the one before. Spans stand in the order
+    in which they ended.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Timeline:
         self.clock = clock
         self.layer = -1
         self._spans: list[Span] = []
+        self._followed: list[Callable[[], list[Span]]] = []
         self._n_tokens = 0
         self._start_ns = 0
 
@@ -94,8 +96,14 @@ class Timeline:
         """`steps`, each of which is written down."""
         return _TimedSteps(steps, self)
 
+    def follow(self, spans: Callable[[], list[Span]]) -> None:
+        """Takes in, at the end of each pass, what `spans` gives: what ended since it was called."""
+        self._followed.append(spans)
+
     def begin(self, n_tokens: int) -> None:
         """A pass begins; one that was broken off is forgotten."""
+        for forget in self._followed:
+            forget()
         self._spans.clear()
         self._n_tokens = n_tokens
         self._start_ns = self.clock()
@@ -103,8 +111,10 @@ class Timeline:
 
     def end(self) -> None:
         """The pass has ended, if one had begun."""
+        for followed in self._followed:
+            self._spans += followed()
         if self._n_tokens:
-            spans = tuple(self._spans)
+            spans = tuple(sorted(self._spans, key=attrgetter("end_ns")))
             self.passes.append(Pass(self._n_tokens, self._start_ns, self.clock(), spans))
         self._spans.clear()
         self._n_tokens = 0
