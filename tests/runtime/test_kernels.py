@@ -101,20 +101,24 @@ def test_rounding_costs_what_the_number_of_bits_says(every_isa, name):
 
 @pytest.mark.parametrize(("name", "row_interleave"), FORMS)
 def test_a_result_is_the_same_in_any_company(every_isa, name, row_interleave):
-    dtype = DTYPES[name]
-    rows = random_rows(dtype, 32, COLUMNS, seed=1)
+    # Seven groups of 16: kernels that read several groups at once take four, two and one.
+    dtype, n_rows = DTYPES[name], 112
+    rows = random_rows(dtype, n_rows, COLUMNS, seed=1)
     data = stored(rows, dtype, COLUMNS, row_interleave)
+    groups = data.reshape(n_rows // 16, -1)
     shifted = np.empty(data.size + 1, np.uint8)[1:]
     shifted[:] = data
     x = activations(9)
     for kernels in every_isa:
-        together = matmul(kernels, x, data, dtype, 32, row_interleave)
-        alone = [matmul(kernels, x[t : t + 1], data, dtype, 32, row_interleave) for t in range(9)]
-        first_rows = matmul(kernels, x, data, dtype, 16, row_interleave)
-        elsewhere = matmul(kernels, x, shifted, dtype, 32, row_interleave)
+        together = matmul(kernels, x, data, dtype, n_rows, row_interleave)
+        of_tokens = [
+            matmul(kernels, x[t : t + 1], data, dtype, n_rows, row_interleave) for t in range(9)
+        ]
+        of_groups = [matmul(kernels, x, group, dtype, 16, row_interleave) for group in groups]
+        elsewhere = matmul(kernels, x, shifted, dtype, n_rows, row_interleave)
 
-        assert (together == np.concatenate(alone)).all()
-        assert (together[:, :16] == first_rows).all()
+        assert (together == np.concatenate(of_tokens)).all()
+        assert (together == np.concatenate(of_groups, axis=1)).all()
         assert (together == elsewhere).all()
 
 

@@ -8,8 +8,11 @@
 
 /* Rows of gate and up in a chunk: a multiple of every group that `down` may want rounded. */
 #define HIDDEN_ROWS 256
-/* Rows of down in a chunk. */
-#define OUT_ROWS 128
+/* Rows of down in a chunk: many where all experts of a layer come at once, as reading gains speed
+ * after its start; few where one comes alone and is to be shared out. */
+#define OUT_ROWS_LEAST 128
+#define OUT_ROWS 512
+#define CHUNKS_A_THREAD 8
 /* Values above which rounding is shared out too. */
 #define ROUND_ALONE 65536
 
@@ -32,6 +35,7 @@ struct call {
     int32_t n;
     uint32_t isas;
     int64_t hidden_size;
+    int64_t out_rows; /* of a chunk */
     int32_t wants[COLIBRI_N_ROUNDINGS];
     struct colibri_acts x[COLIBRI_N_ROUNDINGS];
 };
@@ -197,9 +201,9 @@ static void out_chunk(void *ctx, int64_t chunk, int32_t thread) {
     while (plan < last && chunk >= plan[1].first_out) plan++;
     const struct colibri_expert *expert = plan->expert;
     _Alignas(64) float rows_out[COLIBRI_KERNEL_TOKENS * OUT_ROWS];
-    const int64_t first = (chunk - plan->first_out) * OUT_ROWS;
+    const int64_t first = (chunk - plan->first_out) * call->out_rows;
     int64_t n = expert->down.rows - first;
-    if (n > OUT_ROWS) n = OUT_ROWS;
+    if (n > call->out_rows) n = call->out_rows;
     const uint8_t *rows = expert->down.data + first * plan->down_row_bytes;
     for (int64_t token = 0; token < expert->n_tokens; token += COLIBRI_KERNEL_TOKENS) {
         const int32_t n_tokens = tokens_from(expert, token);
@@ -216,6 +220,11 @@ static void out_chunk(void *ctx, int64_t chunk, int32_t thread) {
 }
 
 /* ---- the call ---- */
+
+static int64_t rows_an_out_chunk(int64_t n_rows, int32_t n_threads) {
+    const int64_t n = n_rows / (n_threads * CHUNKS_A_THREAD) / OUT_ROWS_LEAST * OUT_ROWS_LEAST;
+    return n < OUT_ROWS_LEAST ? OUT_ROWS_LEAST : n > OUT_ROWS ? OUT_ROWS : n;
+}
 
 static int64_t row_bytes(const struct colibri_kernel *kernel, const struct colibri_matrix *matrix) {
     return matrix->columns / kernel->block_elements * kernel->block_bytes;
@@ -267,7 +276,10 @@ int32_t colibri_experts(struct colibri_team *team, uint32_t isas,
     call.isas = isas;
     call.hidden_size = experts[0].gate.columns;
     char *next = (char *)workspace + (int64_t)n_experts * COLIBRI_PLAN_BYTES;
-    int64_t n_wanted = 0, n_pairs = 0, n_hidden = 0, n_out = 0;
+    int64_t n_wanted = 0, n_pairs = 0, n_hidden = 0, n_out = 0, out_rows = 0;
+    for (int32_t i = 0; i < n_experts; i++)
+        if (experts[i].n_tokens > 0) out_rows += experts[i].down.rows;
+    call.out_rows = rows_an_out_chunk(out_rows, colibri_team_threads(team));
     for (int32_t i = 0; i < n_experts; i++)
         call.wants[rounding_of(isas, &experts[i].gate)] =
             call.wants[rounding_of(isas, &experts[i].up)] = 1;
@@ -286,7 +298,7 @@ int32_t colibri_experts(struct colibri_team *team, uint32_t isas,
         n_pairs += experts[i].n_tokens;
         if (experts[i].n_tokens == 0) continue;
         n_hidden += (experts[i].gate.rows + HIDDEN_ROWS - 1) / HIDDEN_ROWS;
-        n_out += (experts[i].down.rows + OUT_ROWS - 1) / OUT_ROWS;
+        n_out += (experts[i].down.rows + call.out_rows - 1) / call.out_rows;
     }
     const int64_t values = n_wanted * io->n_tokens * call.hidden_size;
     int32_t error = colibri_team_run(values > ROUND_ALONE ? team : NULL, round_chunk, &call,

@@ -11,6 +11,9 @@
 #define CHUNK_BYTES_LEAST (32 * 1024)
 #define CHUNK_BYTES_MOST (256 * 1024)
 #define CHUNKS_A_THREAD 8
+/* Rows of a chunk are a multiple of this where there are as many: the most that kernels read at
+ * once, several groups of 16 in turn. */
+#define CHUNK_ROWS 64
 /* Values above which rounding is shared out too. */
 #define ROUND_ALONE 65536
 
@@ -142,7 +145,8 @@ static int64_t rows_a_chunk(int64_t rows, int64_t row_bytes, int64_t total, int3
         if (bytes < CHUNK_BYTES_LEAST) bytes = CHUNK_BYTES_LEAST;
         if (bytes > CHUNK_BYTES_MOST) bytes = CHUNK_BYTES_MOST;
     }
-    int64_t n = bytes / row_bytes / 16 * 16;
+    int64_t n = bytes / row_bytes;
+    n = n < CHUNK_ROWS / 2 ? n / 16 * 16 : (n + CHUNK_ROWS / 2) / CHUNK_ROWS * CHUNK_ROWS;
     if (n < 16) n = 16;
     return n < rows ? n : rows;
 }

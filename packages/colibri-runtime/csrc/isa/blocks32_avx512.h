@@ -3,6 +3,7 @@
 #define COLIBRI_BLOCKS32_AVX512_H
 
 #include "blocks32_x86.h"
+#include "x16_streams.h"
 
 /* ---- sixteen rows interleaved ----
  *
@@ -74,25 +75,36 @@ ALWAYS __m512i add_products(__m512i sum, __m512i w, const int8_t *x) {
     return sum;
 }
 
-ALWAYS void dot_x16(int32_t type, int32_t n_tokens, const uint8_t *rows, int64_t n_rows,
-                    const struct colibri_acts *acts, int32_t first_token, float *out,
-                    int64_t out_stride) {
+/* Bytes, at least, that a line is asked for ahead of its use where several groups of rows are read
+ * at once: 4 blocks of Q8_0, 8 of Q4_0. */
+#define X16_AHEAD 2048
+
+/* `n_streams` groups of 16 rows with `n_tokens` tokens, a block of each group in turn. */
+ALWAYS void dot_x16_streams(int32_t type, int32_t n_tokens, int32_t n_streams, const uint8_t *rows,
+                            const struct colibri_acts *acts, int32_t first_token, float *out,
+                            int64_t out_stride) {
     const int64_t columns = acts->columns, n_groups = columns / 32;
     const int32_t block_bytes = 16 * bytes_of(type);
     const int32_t has_offset = type == COLIBRI_Q4_1 || type == COLIBRI_Q5_1;
-    const uint8_t *block = rows;
-    for (int64_t row = 0; row < n_rows; row += 16) {
-        const int8_t *x[COLIBRI_KERNEL_TOKENS];
-        __m512 sums[COLIBRI_KERNEL_TOKENS];
-        int64_t at = first_token * n_groups;
+    const int64_t n_ahead = (X16_AHEAD + block_bytes - 1) / block_bytes;
+    const int64_t stream_bytes = n_groups * block_bytes;
+    const int8_t *x[COLIBRI_KERNEL_TOKENS];
+    int64_t at = first_token * n_groups;
+    __m512 sums[COLIBRI_X16_SUMS];
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < n_streams * n_tokens; i++) sums[i] = _mm512_setzero_ps();
 #pragma GCC unroll 8
-        for (int32_t t = 0; t < n_tokens; t++) {
-            x[t] = (const int8_t *)acts->values + (first_token + t) * columns;
-            sums[t] = _mm512_setzero_ps();
-        }
-        for (int64_t group = 0; group < n_groups; group++, at++, block += block_bytes) {
+    for (int32_t t = 0; t < n_tokens; t++)
+        x[t] = (const int8_t *)acts->values + (first_token + t) * columns;
+    for (int64_t group = 0; group < n_groups; group++, at++, rows += block_bytes) {
+        const int64_t ahead =
+            colibri_x16_ahead(n_groups - group, n_ahead, block_bytes, n_streams, stream_bytes,
+                              PREFETCH_BYTES);
+#pragma GCC unroll 4
+        for (int32_t s = 0; s < n_streams; s++) {
+            const uint8_t *block = rows + s * stream_bytes;
             for (int32_t line = 0; line < block_bytes; line += 64)
-                _mm_prefetch((const char *)block + PREFETCH_BYTES + line, _MM_HINT_T0);
+                _mm_prefetch((const char *)block + ahead + line, _MM_HINT_T0);
             __m512i w[8];
             unpack_x16(type, block, w);
             const __m512 scale = type == COLIBRI_MXFP4 ? load_e8m0(block) : load_halves(block);
@@ -114,19 +126,37 @@ ALWAYS void dot_x16(int32_t type, int32_t n_tokens, const uint8_t *rows, int64_t
                         odd = add_products(odd, w[u + 1], x[t] + 4 * u + 4);
                 }
                 if (type != COLIBRI_Q8_0) sum = _mm512_add_epi32(sum, odd);
-                x[t] += 32;
-                sums[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum),
-                                          _mm512_mul_ps(scale, _mm512_set1_ps(*of_token)),
-                                          sums[t]);
+                if (s == n_streams - 1) x[t] += 32;
+                __m512 *to = &sums[s * n_tokens + t];
+                *to = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum),
+                                      _mm512_mul_ps(scale, _mm512_set1_ps(*of_token)), *to);
                 if (has_offset)
-                    sums[t] = _mm512_fmadd_ps(
-                        offset, _mm512_set1_ps(acts->sums[at + t * n_groups]), sums[t]);
+                    *to = _mm512_fmadd_ps(offset, _mm512_set1_ps(acts->sums[at + t * n_groups]),
+                                          *to);
             }
         }
+    }
+#pragma GCC unroll 4
+    for (int32_t s = 0; s < n_streams; s++)
 #pragma GCC unroll 8
         for (int32_t t = 0; t < n_tokens; t++)
-            _mm512_storeu_ps(out + t * out_stride + row, sums[t]);
-    }
+            _mm512_storeu_ps(out + t * out_stride + 16 * s, sums[s * n_tokens + t]);
+}
+
+ALWAYS void dot_x16(int32_t type, int32_t n_tokens, const uint8_t *rows, int64_t n_rows,
+                    const struct colibri_acts *acts, int32_t first_token, float *out,
+                    int64_t out_stride) {
+    const int64_t row_bytes = acts->columns / 32 * bytes_of(type);
+    const int32_t most = type == COLIBRI_MXFP4 ? 4 : COLIBRI_X16_SUMS;
+    int64_t row = 0;
+#define STREAMS(n)                                                                                 \
+    for (; COLIBRI_X16_HOLDS(n, n_tokens, most) && row + 16 * (n) <= n_rows; row += 16 * (n))      \
+        dot_x16_streams(type, n_tokens, n, rows + row * row_bytes, acts, first_token, out + row,   \
+                        out_stride);
+    STREAMS(4)
+    STREAMS(2)
+    STREAMS(1)
+#undef STREAMS
 }
 
 FOR_TOKENS(avx512_q8_0_x16, dot_x16, COLIBRI_Q8_0)
