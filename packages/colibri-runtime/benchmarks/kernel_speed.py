@@ -4,9 +4,10 @@
 [--rounds 5] [--isa avx512] [--json]`; ggml's arms need the wheel xllamacpp. Each form of a type is
 `--mib` of matrices of 1024 x 2048, larger than any cache, and one pass multiplies all of them, 8
 a call as a layer's experts would be; GB/s counts weight bytes. Arms take turns within a round, and
-medians and extremes over the rounds are printed. `max` and `sdot` read the same bytes in one thread
-(NumPy's maximum of 64-bit integers, BLAS's dot product) and show what memory gives. `ggml` is a
-graph of mul_mat nodes on its CPU backend, `ggml r` the same after its own weight repacking, which
+medians and extremes over the rounds are printed. What memory gives is shown by reading the same
+bytes in one thread: `read N` in N sequences of addresses in turn (read_memory.c, built for this
+processor), `max` with NumPy's maximum of 64-bit integers, `sdot` with BLAS's dot product. `ggml` is
+a graph of mul_mat nodes on its CPU backend, `ggml r` the same after its own weight repacking, which
 it has for some types only.
 """
 
@@ -16,9 +17,12 @@ import argparse
 import ctypes
 import json
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -185,8 +189,32 @@ class GgmlWeights:
         self._ggml.call("ggml_free", self._context)
 
 
-def memory_arms(data: Bytes) -> dict[str, Callable[[], None]]:
+def reader() -> Callable[[int, int, int], int] | None:
+    """read_memory.c, where there is a C compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "read_memory.so"
+        source = Path(__file__).with_name("read_memory.c")
+        options = ["-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-Wno-psabi"]
+        try:
+            subprocess.run(["cc", *options, "-o", str(out), str(source)], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"no `read` arms: {error}", file=sys.stderr)
+            return None
+        function = ctypes.CDLL(str(out)).read_memory
+    function.restype = ctypes.c_uint64
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)
+    return function
+
+
+def memory_arms(
+    data: Bytes, read: Callable[[int, int, int], int] | None
+) -> dict[str, Callable[[], object]]:
     """Ways to read all of `data` in one thread."""
+    start = -data.ctypes.data % 64
+    arms: dict[str, Callable[[], object]] = {}
+    if read is not None:
+        for n in (1, 4):
+            arms[f"read {n}"] = partial(read, data.ctypes.data + start, data.size - start, n)
     floats = np.ones(1 << 18, np.float32)
     pieces = [
         data[start : start + floats.nbytes].view(np.float32)
@@ -198,11 +226,11 @@ def memory_arms(data: Bytes) -> dict[str, Callable[[], None]]:
             for piece in pieces:
                 np.dot(piece, floats)
 
-    return {"max": lambda: np.max(data[: data.size // 8 * 8].view(np.int64)), "sdot": dot}
+    return arms | {"max": lambda: np.max(data[: data.size // 8 * 8].view(np.int64)), "sdot": dot}
 
 
 def measure(
-    arms: dict[str, Callable[[], None]], sizes: dict[str, int], rounds: int
+    arms: dict[str, Callable[[], object]], sizes: dict[str, int], rounds: int
 ) -> dict[str, list[float]]:
     """GB/s of each arm in each round; one round before, untimed."""
     found: dict[str, list[float]] = {name: [] for name in arms}
@@ -221,6 +249,7 @@ def results(options: argparse.Namespace) -> Iterator[dict[str, object]]:
     if library is None:
         sys.exit(f"no C library: {native().reason}")
     isas = library.isas if options.isa is None else Isa[options.isa.upper()]
+    read = reader()
     ggml = None
     try:
         import xllamacpp
@@ -245,7 +274,7 @@ def results(options: argparse.Namespace) -> Iterator[dict[str, object]]:
                 theirs.pop("ggml r").close()
         for n_threads in options.threads:
             for n_tokens in options.tokens:
-                arms = memory_arms(plain)
+                arms = memory_arms(plain, read)
                 if team[n_threads].has_kernel(dtype):
                     arms["plain"] = our_arm(team[n_threads], plain, dtype, n, 0, n_tokens)
                 if packed is not None:
