@@ -280,6 +280,13 @@ def test_a_dropped_fetch_is_closed(store):
     store.fetch(0, [0]).close()
 
 
+def test_a_fetch_outlives_a_store_that_was_dropped(source):
+    fetch = open_store([source]).fetch(0, [0, 1, 2])
+    gc.collect()
+
+    assert sorted(lease.expert for lease in fetch) == [0, 1, 2]
+
+
 def test_the_same_lease_comes_again_with_what_was_put_into_it(source):
     with open_store([source], slot_bytes(source, 1)) as store:
         first = store.fetch(0, [0]).take()[0]

@@ -132,7 +132,7 @@ def native_core(
     blocks = _blocks(table, files, pool, plan, is_verified=is_verified)
     if blocks is None:
         return None
-    core = NativeCore(library, table, pool, plan, policies, files, blocks, worker)
+    core = NativeCore(library, table, pool, engine, plan, policies, files, blocks, worker)
     if timeline is not None:
         timeline.follow(core.write_down())
     return core
@@ -150,12 +150,16 @@ class NativeCore(Core):
         library: NativeLibrary,
         table: BlockTable,
         pool: Pool,
+        engine: DiskEngine,
         plan: PoolPlan,
         policies: Sequence[Policy],
         files: Sequence[OpenFile],
         blocks: NDArray[Any],
         worker: int,
     ) -> None:
+        # A fetch may outlive its store. Before the pool, so that it goes first: its thread writes
+        # there.
+        self._engine = engine
         self._table = table
         self._pool = pool
         self._files = files
