@@ -300,6 +300,23 @@ def test_the_same_lease_comes_again_with_what_was_put_into_it(source):
         assert again.cache is None
 
 
+def test_a_lease_that_could_not_be_made_is_made_the_next_time(source, monkeypatch):
+    with open_store([source], slot_bytes(source, 1)) as store:
+        assert ask(source, store, 0, [1]) == [1]
+        lease = native_core_module.Lease
+
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(native_core_module, "Lease", interrupt)
+        with pytest.raises(KeyboardInterrupt), store.fetch(2, [3]) as fetch:
+            fetch.take()
+        monkeypatch.setattr(native_core_module, "Lease", lease)
+
+        assert ask(source, store, 2, [3]) == [3]
+        assert counts(store, 2) == (1, 0, 1)
+
+
 def test_the_callback_gets_each_block(source, store):
     seen = []
 

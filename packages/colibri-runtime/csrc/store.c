@@ -12,7 +12,7 @@ enum { MOST_READS = COLIBRI_WORKER_ORDERS - 8 };
 /* Marks of a block. */
 enum { AHEAD = 1, PROMOTED = 2, WANTED = 4, PREDICTED = 8 };
 /* States of a slot. */
-enum { PINNED = 1, UNUSED = 2, WAITING = 4, FRESH = 8 };
+enum { PINNED = 1, UNUSED = 2, WAITING = 4, FRESH = COLIBRI_STORE_STATE_FRESH };
 
 static int64_t now_ns(void)
 {
@@ -655,7 +655,6 @@ int32_t colibri_store_take(struct colibri_store *s, int32_t most)
     for (int32_t i = 0; i < n; i++) {
         const int32_t slot = s->ready[i];
         s->leased[i] = slot | (s->states[slot] & FRESH ? COLIBRI_STORE_FRESH : 0);
-        s->states[slot] &= (uint8_t)~FRESH;
     }
     s->n_ready -= n;
     memmove(s->ready, s->ready + n, (size_t)s->n_ready * sizeof *s->ready);

@@ -22,8 +22,10 @@
 
 enum { COLIBRI_STORE_CLASSES = 4 };
 
-/* Of a slot as fetches give it: it holds another block than when it was last given. */
+/* Of a slot as fetches give it: a block was read into it, and the caller has not taken this bit from
+ * its state since. */
 #define COLIBRI_STORE_FRESH 0x40000000
+enum { COLIBRI_STORE_STATE_FRESH = 8 };
 
 /* Tags of the store's orders begin here. */
 #define COLIBRI_STORE_TAG 0x80000000u

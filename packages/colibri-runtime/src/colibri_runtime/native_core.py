@@ -36,6 +36,7 @@ from .timeline import Span, SpanKind, Timeline
 MOST_BLOCKS: Final = 1 << 30
 _MOST_CLASSES: Final = 4  # COLIBRI_STORE_CLASSES
 _FRESH: Final = 0x40000000  # COLIBRI_STORE_FRESH
+_KNOWN: Final = 0xFF & ~8  # ~COLIBRI_STORE_STATE_FRESH
 
 _BLOCK: Final = np.dtype(
     [
@@ -198,6 +199,7 @@ class NativeCore(Core):
         self._longs = self._state.view(np.uint8).data.cast("q")
         self._leased = self._arrays["leased"].data
         self._owners = self._arrays["owners"].data
+        self._states = self._arrays["states"].data
         self._experts = self._arrays["experts"].data.cast("B")
         self._weights = self._arrays["weights"].data.cast("B")
         self._leases: list[Any] = [None] * pool.n_slots
@@ -349,6 +351,8 @@ class NativeCore(Core):
             self._pool.view(slot),
         )
         self._leases[slot] = lease
+        # Only now: an exception, Ctrl-C say, may come at any point before.
+        self._states[slot] &= _KNOWN
         return lease
 
     def _tell(self, layer: int, experts: Sequence[int]) -> int:
