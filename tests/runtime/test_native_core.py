@@ -16,6 +16,7 @@ from colibri_runtime._native import native
 from colibri_runtime.blocks import BlockTable
 from colibri_runtime.config import RunConfig
 from colibri_runtime.decoder_errors import ModelError
+from colibri_runtime.fetch import Fetch
 from colibri_runtime.history import History
 from colibri_runtime.native_core import NativeCore
 from colibri_runtime.opening import open_pool
@@ -597,6 +598,44 @@ def test_padding_that_the_file_lacks_reads_as_zeros(tmp_path):
     source.file_size = source.path.stat().st_size
     with open_store([source]) as store:
         assert ask(source, store, 3, [3]) == [3]
+
+
+def test_a_fetch_that_is_interrupted_as_it_opens_is_closed(source, store, monkeypatch):
+    core = store._core
+    fetch = core._fetch
+
+    def interrupt(at, layer, n):
+        assert fetch(at, layer, n) == n
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(core, "_fetch", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        store.fetch(0, [0, 1])
+    monkeypatch.setattr(core, "_fetch", fetch)
+
+    assert_nothing_is_held(store)
+    assert sorted(ask(source, store, 0, [0, 1])) == [0, 1]
+
+
+def test_an_old_handle_dropped_while_a_fetch_opens_does_not_close_it(source, store, monkeypatch):
+    core = store._core
+    fetch = core._fetch
+    old = [store.fetch(0, [0])]
+    assert len(list(old[0])) == 1
+
+    def drop(at, layer, n):
+        n_opened = fetch(at, layer, n)
+        old.clear()
+        gc.collect()
+        return n_opened
+
+    monkeypatch.setattr(core, "_fetch", drop)
+
+    assert ask(source, store, 1, [2]) == [2]
+
+
+def test_a_handle_that_was_half_made_is_dropped_in_silence():
+    Fetch.__new__(Fetch).__del__()
 
 
 def test_what_the_kernel_refuses_is_named(source, store, tmp_path):

@@ -414,6 +414,21 @@ def test_where_every_block_has_a_slot_no_policy_is_asked_and_in_the_end_nothing_
     assert store.cache.n_resident == 16
 
 
+def test_a_fetch_that_fails_as_it_opens_is_closed(monkeypatch):
+    source, engine, store = step_store(4)
+
+    def fail():
+        raise StorageError("io", "engine", "its queue is gone", "a queue")
+
+    monkeypatch.setattr(engine, "poll", fail)
+    with pytest.raises(StorageError):
+        store.fetch(0, [0, 1])
+    monkeypatch.undo()
+
+    assert_nothing_is_held(store)
+    assert sorted(ask(source, store, 1, [2, 3])) == [2, 3]
+
+
 def test_a_policy_that_gives_nothing_up_is_an_error_and_no_hang():
     class Miser:
         def pin(self, key): ...

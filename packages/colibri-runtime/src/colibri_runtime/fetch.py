@@ -51,8 +51,8 @@ class Fetch:
     __slots__ = ("_current", "_number")
 
     def __init__(self, current: FetchSteps, number: int) -> None:
-        self._current = current
         self._number = number
+        self._current = current
 
     def __iter__(self) -> Self:
         return self
@@ -101,4 +101,7 @@ class Fetch:
         self._current.close(self._number)
 
     def __del__(self) -> None:
-        self._current.close(self._number)
+        # It is not there where an exception, Ctrl-C say, came while this was made.
+        current: FetchSteps | None = getattr(self, "_current", None)
+        if current is not None:
+            current.close(self._number)

@@ -258,13 +258,21 @@ class NativeCore(Core):
     def fetch(self, layer: int, experts: Experts) -> Fetch:
         if not isinstance(experts, list):
             experts = list(experts)
-        n = self._fetch(self._at, layer, self._tell(layer, experts))
-        if n < 0:
-            check_experts(self._table, layer, experts)
-            raise self._queue_error(n)
+        n_told = self._tell(layer, experts)
+        # The number first: no handle of an earlier fetch, dropped meanwhile, may close this one.
+        number = self._number + 1
+        fetch = Fetch(self, number)
+        self._number = number
+        try:
+            n = self._fetch(self._at, layer, n_told)
+            if n < 0:
+                check_experts(self._table, layer, experts)
+                raise self._queue_error(n)
+        except BaseException:
+            self._close(self._at)
+            raise
         self._n_asked = n
-        self._number = number = self._number + 1
-        return Fetch(self, number)
+        return fetch
 
     def next(self, number: int) -> Lease | None:
         given = self._give(number, 1)

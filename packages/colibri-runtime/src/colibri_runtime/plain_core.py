@@ -125,7 +125,12 @@ class PlainCore(Core):
         there = [expert for expert in asked if expert in resident] if missing else asked
         if cache.has_unused:
             self.stats.layers[layer].n_prefetch_used += cache.take_unused(layer, there)
-        return self._open(layer, cache.pin_all(layer, there), missing)
+        slots = cache.pin_all(layer, there)
+        try:
+            return self._open(layer, slots, missing)
+        except BaseException:
+            self.close(self._number)
+            raise
 
     def _open(self, layer: int, slots: Sequence[int], missing: Sequence[int]) -> Fetch:
         """A fetch of the blocks in `slots`, which are pinned, and of the experts `missing`."""
