@@ -1,3 +1,6 @@
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* clock_gettime */
+#endif
 #include "store.h"
 
 #include <errno.h>
