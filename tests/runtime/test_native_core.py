@@ -190,6 +190,9 @@ def test_any_iterable_of_any_integers_is_taken(source, store):
     assert sorted(ask(source, store, 0, np.array([1, 3], np.int64))) == [1, 3]
     assert sorted(ask(source, store, 0, (e for e in (0, 2, 2)))) == [0, 2]
     assert sorted(ask(source, store, 0, [0, 1, 2, 3] * 5)) == [0, 1, 2, 3]
+    assert sorted(ask(source, store, 0, np.array([3, 1], np.uint8))) == [1, 3]
+    assert sorted(ask(source, store, 0, np.array([2.0, 1.0]))) == [1, 2]
+    assert sorted(ask(source, store, 0, np.array([True, False]))) == [0, 1]
 
 
 @pytest.mark.parametrize("experts", [[4], [-1], [0, 99], [2**40], [0, 1, 2, 3, 4, 5]])

@@ -372,9 +372,10 @@ class NativeCore(Core):
         try:
             int_packer(n).pack_into(self._experts, 0, *experts)
         except struct.error:
-            # Too many, or a number that no int32 holds: none that there is.
+            # Too many, or a number that no int32 holds: none that there is. Or no ints, but whole.
+            experts = list(map(int, experts))
             check_experts(self._table, layer, experts)
-            raise
+            int_packer(n).pack_into(self._experts, 0, *experts)
         return n
 
     def _read_failed(self) -> None:
