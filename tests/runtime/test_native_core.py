@@ -340,6 +340,24 @@ def test_the_callback_gets_each_block(source, store):
     assert_nothing_is_held(store)
 
 
+def test_an_open_fetch_is_void_although_closing_was_interrupted(store, monkeypatch):
+    fetch = store.fetch(0, [0, 1])
+    end = store._engine.close
+
+    def interrupt():
+        end()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store._engine, "close", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+
+    with pytest.raises(UsageError) as caught:
+        fetch.take()
+    assert caught.value.code == "store-closed"
+    fetch.close()
+
+
 def test_a_closed_store_says_so_and_lets_go_of_its_memory(source):
     store = open_store([source])
     fetch = store.fetch(0, [0, 1])

@@ -279,8 +279,9 @@ class Store:
         if self._is_closed:
             return
         self._is_closed = True
-        self._engine.close()
+        # The core first: an open fetch must not drive an engine whose closing was interrupted.
         self._core.shut()
+        self._engine.close()
         self.pool.close()
 
     def __enter__(self) -> Self:
