@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import colibri_runtime.native_core as native_core_module
+import colibri_runtime.policies as policies_module
 import colibri_runtime.store as store_module
 from colibri_format import FormatError, StorageError, UsageError
 from colibri_runtime._native import native
@@ -21,6 +22,7 @@ from colibri_runtime.history import History
 from colibri_runtime.native_core import NativeCore
 from colibri_runtime.opening import open_pool
 from colibri_runtime.plain_core import PlainCore
+from colibri_runtime.policy_native import NativePolicy
 from colibri_runtime.pool_plan import plan_pool, pool_cost
 from colibri_runtime.timeline import SpanKind, Timeline
 from helpers.blocks import (
@@ -140,6 +142,22 @@ def test_what_c_cannot_do_is_done_in_python(source, monkeypatch):
     with open_store([source]) as store:
         assert not store.is_native
         assert ask(source, store, 0, [1]) == [1]
+
+
+def test_a_policy_derived_from_one_in_c_is_asked_itself(source, monkeypatch):
+    asked = []
+
+    class Curious(NativePolicy):
+        def victim(self, *, is_prefetch):
+            asked.append(is_prefetch)
+            return super().victim(is_prefetch=is_prefetch)
+
+    monkeypatch.setattr(policies_module, "NativePolicy", Curious)
+    with open_store([source], slot_bytes(source, 4)) as store:
+        assert not store.is_native
+        for layer in range(4):
+            assert sorted(ask(source, store, layer, [0, 1])) == [0, 1]
+    assert asked
 
 
 def test_blocks_that_do_not_suit_the_disk_are_read_in_python(source, monkeypatch):

@@ -125,7 +125,8 @@ def native_core(
     driver = engine.driver() if isinstance(engine, QueueEngine) else None
     if library is None or driver is None:
         return None
-    known = all(isinstance(policy, NativePolicy | KeepAll) for policy in policies)
+    # Not what is derived from them, which C would not call.
+    known = all(type(policy) in (NativePolicy, KeepAll) for policy in policies)
     n_blocks = table.n_layers * table.most_experts
     if not known or len(policies) > _MOST_CLASSES or not 0 < n_blocks < MOST_BLOCKS:
         return None
