@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import signal
 import weakref
 from uuid import UUID
 
@@ -374,6 +375,29 @@ def test_an_open_fetch_is_void_although_closing_was_interrupted(store, monkeypat
         fetch.take()
     assert caught.value.code == "store-closed"
     fetch.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_is_refused_and_may_drop_its_fetch(tmp_path):
+    source = make_source(tmp_path / "a.colibri", layouts=[small_layout(64, 128)] * 2, n_experts=64)
+    with open_store([source], slot_bytes(source, 32)) as store:
+        for step in range(8):
+            # The thread is at work, and has its lock at some of these forks.
+            with store.fetch(step % 2, range(64)) as fetch:
+                child = os.fork()
+                if child == 0:
+                    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                    signal.alarm(20)
+                    fetch.close()
+                    try:
+                        list(store.fetch(0, range(64)))
+                    except StorageError as error:
+                        os._exit(error.errno)
+                    os._exit(0)
+                _, status = os.waitpid(child, 0)
+                assert os.waitstatus_to_exitcode(status) == errno.ECHILD
+            ask(source, store, step % 2, [0])
 
 
 def test_a_closed_store_says_so_and_lets_go_of_its_memory(source):

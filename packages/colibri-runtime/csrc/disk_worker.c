@@ -405,6 +405,9 @@ int32_t colibri_worker_open(void *memory, void *queue, int32_t kind,
     return 0;
 }
 
+/* A forked child has the memory without the thread, and the lock perhaps as the thread held it. */
+static int is_forked(const struct worker *w) { return w->pid != getpid(); }
+
 static void prepare(struct worker *w, int32_t i)
 {
     const struct colibri_order *order = &w->orders[i];
@@ -426,6 +429,8 @@ int32_t colibri_worker_submit(void *worker, const struct colibri_order *orders, 
     struct worker *w = worker;
     uint32_t n_taken = 0;
 
+    if (is_forked(w))
+        return -ECHILD;
     pthread_mutex_lock(&w->lock);
     while (n_taken < n) {
         const int32_t i = take_first(w, &w->unused);
@@ -453,6 +458,8 @@ int32_t colibri_worker_reap(void *worker, struct colibri_outcome *outcomes, uint
     uint32_t n = 0;
     int32_t error = 0, i;
 
+    if (is_forked(w))
+        return -ECHILD;
     pthread_mutex_lock(&w->lock);
     while (wait && room && w->ended.first == NONE && w->n_outstanding && !w->failure && !error) {
         const unsigned seen = atomic_load(&w->ends);
@@ -478,6 +485,8 @@ int32_t colibri_worker_withdraw(void *worker, uint32_t tag)
     struct worker *w = worker;
     int32_t i;
 
+    if (is_forked(w))
+        return 0;
     pthread_mutex_lock(&w->lock);
     i = find_tag(w, tag);
     if (i != NONE && w->progress[i].begun) {
@@ -498,6 +507,8 @@ int32_t colibri_worker_promote(void *worker, uint32_t tag)
     struct worker *w = worker;
     int32_t i;
 
+    if (is_forked(w))
+        return 0;
     pthread_mutex_lock(&w->lock);
     i = take_tag(w, &w->aheads, tag);
     if (i != NONE) {
@@ -520,6 +531,8 @@ int32_t colibri_worker_outstanding(void *worker)
     struct worker *w = worker;
     int32_t n;
 
+    if (is_forked(w))
+        return 0;
     pthread_mutex_lock(&w->lock);
     n = (int32_t)w->n_outstanding;
     pthread_mutex_unlock(&w->lock);
@@ -530,8 +543,7 @@ int32_t colibri_worker_close(void *worker)
 {
     struct worker *w = worker;
 
-    /* A forked child has the memory without the thread. */
-    if (!w->is_open || w->pid != getpid())
+    if (!w->is_open || is_forked(w))
         return 0;
     pthread_mutex_lock(&w->lock);
     w->is_stopping = 1;

@@ -5,7 +5,8 @@
  *
  * Linux only; elsewhere every function gives -ENOSYS. The caller owns all memory, the worker's too
  * (colibri_worker_bytes bytes at a multiple of 64). Between open and close the queue is the
- * worker's. One thread at a time calls; a signal ends a waiting call with -EINTR, nothing lost.
+ * worker's. One thread at a time calls; a signal ends a waiting call with -EINTR, nothing lost. In a
+ * forked child nothing is read: submit and reap give -ECHILD, the others 0.
  */
 #ifndef COLIBRI_DISK_WORKER_H
 #define COLIBRI_DISK_WORKER_H
