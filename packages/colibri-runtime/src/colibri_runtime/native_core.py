@@ -143,8 +143,8 @@ def native_core(
 class NativeCore(Core):
     """Bookkeeping in C, one call a step; nothing of Python's is touched between two.
 
-    What fails with a demand is read again here, by the thread that waits for it, as the engines
-    without a thread do.
+    What fails with a demand, and may do better, is read again here, by the thread that waits for
+    it, as the engines without a thread do.
     """
 
     def __init__(
