@@ -36,7 +36,12 @@ def outcome(round_number, arm, speed, tokens=(1, 2, 3), **changes):
         "n_major_faults": 2,
     }
     if arm.is_ours:
-        answer |= {"hit_rate": 0.5, "stall_s": 0.25, "times_s": [0.5, 0.5]}
+        answer |= {
+            "needed_bytes": 6 * 2**20,
+            "hit_rate": 0.5,
+            "stall_s": 0.25,
+            "times_s": [0.5, 0.5],
+        }
     values = {
         "round": round_number, "limit": "50%", "limit_bytes": GIB, "arm": arm.name,
         "is_ours": arm.is_ours, "is_cold": True, "cache_state": "dropped", "peak_bytes": 7,
@@ -106,6 +111,7 @@ def test_ratio_is_to_the_best_peer_round_by_round():
     assert (ours.tokens_per_s, ours.slowest, ours.fastest) == (12.0, 10.0, 30.0)
     assert (ours.ratio, ours.ratio_least, ours.ratio_most) == (3.0, 2.0, 5.0)
     assert (ours.mib_per_token, ours.stall_share, ours.faults_per_token) == (2.0, 0.25, 0.5)
+    assert [row.needed_mib_per_token for row in rows] == [1.5, None, None]
     assert [row.ratio for row in rows[1:]] == [None, None]
 
 

@@ -31,3 +31,11 @@ def test_totals_add_layers_and_differences_undo_sums():
     assert stats.total().minus(total) == LayerStats(demand_bytes=4)
     assert total.plus(total).read_bytes == 24
     assert total.as_dict()["prefetch_bytes"] == 7
+
+
+def test_bytes_that_were_needed_leave_out_the_share_of_prefetches_in_vain():
+    assert LayerStats(demand_bytes=10).needed_bytes == 10
+    some = LayerStats(demand_bytes=10, prefetch_bytes=80, n_prefetched=8, n_prefetch_used=6)
+    assert some.needed_bytes == 70
+    earlier = LayerStats(prefetch_bytes=80, n_prefetched=8, n_prefetch_used=9)
+    assert earlier.needed_bytes == 80

@@ -278,7 +278,18 @@ def _print(rows: Sequence[Row], notes: Sequence[str]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("limit")
     table.add_column("engine")
-    for name in ("tokens/s", "spread", "ratio", "MiB/token", "hits", "stall", "faults", "peak"):
+    names = (
+        "tokens/s",
+        "spread",
+        "ratio",
+        "MiB/token",
+        "needed",
+        "hits",
+        "stall",
+        "faults",
+        "peak",
+    )
+    for name in names:
         table.add_column(name, justify="right")
     for row in rows:
         if row.tokens_per_s is None:
@@ -293,6 +304,7 @@ def _print(rows: Sequence[Row], notes: Sequence[str]) -> None:
             if row.ratio is None
             else f"{row.ratio:.2f} ({row.ratio_least:.2f}-{row.ratio_most:.2f})",
             "" if row.mib_per_token is None else f"{row.mib_per_token:.1f}",
+            "" if row.needed_mib_per_token is None else f"{row.needed_mib_per_token:.1f}",
             "" if row.hit_rate is None else f"{row.hit_rate:.0%}",
             "" if row.stall_share is None else f"{row.stall_share:.0%}",
             "" if row.faults_per_token is None else f"{row.faults_per_token:.1f}",

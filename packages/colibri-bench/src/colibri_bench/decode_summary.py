@@ -31,6 +31,7 @@ class Row:
     ratio_least: float | None
     ratio_most: float | None
     mib_per_token: float | None
+    needed_mib_per_token: float | None
     hit_rate: float | None
     stall_share: float | None
     faults_per_token: float | None
@@ -67,6 +68,7 @@ def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
                 ratio_least=min(ratios, default=None),
                 ratio_most=max(ratios, default=None),
                 mib_per_token=_median(_each(good, "read_bytes", 2**20)),
+                needed_mib_per_token=_median(_each(good, "needed_bytes", 2**20)),
                 hit_rate=_median([o.answer["hit_rate"] for o in good if "hit_rate" in o.answer]),
                 stall_share=_median(_stalls(good)),
                 faults_per_token=_median(_each(good, "n_major_faults", 1)),
@@ -109,8 +111,10 @@ def _ratios(outcomes: Sequence[Outcome], limit: str, ours: Sequence[Outcome]) ->
 
 
 def _each(outcomes: Iterable[Outcome], name: str, unit: float) -> list[float]:
-    """A count per token, in `unit`s."""
-    return [o.answer[name] / unit / max(1, o.answer["n_tokens"]) for o in outcomes]
+    """A count per token, in `unit`s; of a peer that does not tell it, none."""
+    return [
+        o.answer[name] / unit / max(1, o.answer["n_tokens"]) for o in outcomes if name in o.answer
+    ]
 
 
 def _stalls(outcomes: Iterable[Outcome]) -> list[float]:

@@ -60,6 +60,7 @@ def generate(request: dict[str, Any]) -> dict[str, Any]:
             "load_s": load_s,
             "n_major_faults": after.n_major - before.n_major,
             "read_bytes": spent.read_bytes,
+            "needed_bytes": spent.needed_bytes,
             "cpu_s": after.cpu_s - before.cpu_s,
             "stall_s": spent.stall_ns / 1e9,
             "hit_rate": spent.hit_rate,

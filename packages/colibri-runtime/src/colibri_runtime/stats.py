@@ -58,6 +58,15 @@ class LayerStats:
         return self.demand_bytes + self.prefetch_bytes
 
     @property
+    def needed_bytes(self) -> int:
+        """What of `read_bytes` was for blocks that were then asked for; of prefetches the share
+        that was used. The rest was read in vain."""
+        if not self.n_prefetched:
+            return self.demand_bytes
+        used = min(1.0, self.n_prefetch_used / self.n_prefetched)
+        return self.demand_bytes + round(used * self.prefetch_bytes)
+
+    @property
     def recall(self) -> float | None:
         """Share of asks that had been predicted, None where nothing was predicted."""
         return self.n_recalled / self.n_foretold if self.n_foretold else None
