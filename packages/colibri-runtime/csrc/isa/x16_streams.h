@@ -2,10 +2,9 @@
  *
  * A core asks for what it will read next page by page (Intel's Optimization Reference Manual: the
  * streamer keeps to a page and runs at most 20 lines ahead), so that one sequence of addresses
- * leaves most of its requests to memory unused, and several in turn do not. Reading 512 MiB in one
- * thread, Xeon (Sapphire Rapids): one sequence 12.4 GB/s, 13.5 where lines are asked for 4 KiB
- * ahead, two 13.7 to 15.8, four 14.9 to 16.6, eight 16.3 to 16.7. Kernels gain from asking 2 KiB
- * ahead as well; further on, or into the second cache alone, is slower. */
+ * leaves most of its requests to memory unused, and several in turn do not: 512 MiB in one thread of
+ * a Xeon (Sapphire Rapids) came at 13.9 to 16.2 GB/s in one sequence and 15.2 to 19.2 in four (`read`
+ * of benchmarks/kernel_speed.py). Lines are asked for 2 KiB ahead besides. */
 #ifndef COLIBRI_X16_STREAMS_H
 #define COLIBRI_X16_STREAMS_H
 

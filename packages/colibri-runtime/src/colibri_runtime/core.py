@@ -109,15 +109,18 @@ class Core(ABC):
 
     @abstractmethod
     def next(self, number: int) -> Lease | None:
-        """As `FetchSteps`, like the three that follow."""
+        """One lease more of fetch `number`, None when every block was given."""
 
     @abstractmethod
-    def take(self, number: int) -> list[Lease]: ...
+    def take(self, number: int) -> list[Lease]:
+        """All that are ready, at least one; none when every block was given."""
 
     @abstractmethod
-    def close(self, number: int) -> None: ...
+    def close(self, number: int) -> None:
+        """Gives back what fetch `number` still holds, if it is open."""
 
     def run(self, number: int) -> int:
+        """How many blocks the callback was given."""
         callback = self.callback
         if callback is None:
             raise UsageError(
@@ -145,7 +148,7 @@ class Core(ABC):
 
     @abstractmethod
     def shut(self) -> None:
-        """The engine was closed: whatever was open is void, and the pool's memory let go of."""
+        """The store is closing: whatever was open is void, and the pool's memory let go of."""
 
 
 def check_experts(table: BlockTable, layer: int, experts: Iterable[int]) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from colibri_format import UsageError
 
 from .lease import Lease
+
+if TYPE_CHECKING:
+    from .core import Core
 
 ReadyCallback = Callable[[Lease], object]
 """Told of a block that may be read until it returns."""
@@ -17,22 +20,6 @@ ReadyCallback = Callable[[Lease], object]
 def closed_error() -> UsageError:
     """What is raised when a closed store is used."""
     return UsageError("store-closed", "store", "is closed", "an open store")
-
-
-class FetchSteps(Protocol):
-    """What the handles of fetches call, each with its own number; `core.Core` is one."""
-
-    def next(self, number: int) -> Lease | None:
-        """One lease more, None when every block was given."""
-
-    def take(self, number: int) -> list[Lease]:
-        """All that are ready, at least one; none when every block was given."""
-
-    def run(self, number: int) -> int:
-        """How many blocks the callback was given."""
-
-    def close(self, number: int) -> None:
-        """Gives back what fetch `number` still holds, if it is open."""
 
 
 class Fetch:
@@ -50,7 +37,7 @@ class Fetch:
 
     __slots__ = ("_current", "_number")
 
-    def __init__(self, current: FetchSteps, number: int) -> None:
+    def __init__(self, current: Core, number: int) -> None:
         self._number = number
         self._current = current
 
@@ -102,6 +89,6 @@ class Fetch:
 
     def __del__(self) -> None:
         # It is not there where an exception, Ctrl-C say, came while this was made.
-        current: FetchSteps | None = getattr(self, "_current", None)
+        current: Core | None = getattr(self, "_current", None)
         if current is not None:
             current.close(self._number)

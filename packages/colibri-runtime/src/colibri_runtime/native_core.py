@@ -166,6 +166,7 @@ class NativeCore(Core):
         self._pool = pool
         self._files = files
         self._policies = policies
+        self._has_policies = any(isinstance(policy, NativePolicy) for policy in policies)
         self._is_verified = bool((blocks["size"] > 0).any())
         self._width = width = table.most_experts
         n_of = {
@@ -249,6 +250,8 @@ class NativeCore(Core):
     def observe(
         self, layer: int, experts: NDArray[np.integer], weights: NDArray[np.floating] | None
     ) -> None:
+        if not self._has_policies:
+            return
         asked, shares = fuse_tokens(experts, weights)
         n = self._tell(layer, asked)
         if shares is not None:
@@ -393,10 +396,14 @@ class NativeCore(Core):
             self._read_again(read, result)
             is_right = True
         finally:
-            counts = arrays["counts"][layer]
-            for name in ("demand_bytes", "read_ns", "checksum_ns", "n_rereads"):
-                more = read.n_bytes if name == "demand_bytes" else getattr(read, name)
-                counts[_COUNT_NAMES.index(name)] += more
+            more = {
+                "demand_bytes": read.n_bytes,
+                "read_ns": read.read_ns,
+                "checksum_ns": read.checksum_ns,
+                "n_rereads": read.n_rereads,
+            }
+            for name, count in more.items():
+                arrays["counts"][layer, _COUNT_NAMES.index(name)] += count
             self._mend(self._at, is_right)
 
     def _read_again(self, read: BlockRead, result: int) -> None:
