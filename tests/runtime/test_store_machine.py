@@ -3,6 +3,7 @@
 import os
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -66,15 +67,16 @@ class StoreMachine(RuleBasedStateMachine):
         ),
         foresees=st.booleans(),
         policy=st.sampled_from(["recall", "lru", "quotas"]),
+        n_lent=st.integers(0, 5),
     )
-    def open(self, n_bytes, disk, foresees, policy):
+    def open(self, n_bytes, disk, foresees, policy, n_lent):
         self.disk = disk
         self.budget = n_bytes
-        plan = plan_pool(n_bytes, BlockTable([SOURCE]).census(), top_k=2)
+        plan = plan_with(n_bytes, n_lent)
         paths = [SOURCE.path, *SOURCE.volume_paths]
         files = [open_blocks(path, probe=None, direct=False) for path in paths]
         engine = ThreadsEngine(files, read=self.read, sleep=lambda seconds: None)
-        pool = Pool(*plan.shape[0], *plan.shape[1:])
+        pool = Pool(*plan.shape[0], *plan.shape[1:], n_lent=plan.n_lent)
         predictor = LastExperts() if foresees else None
 
         def make(slots):
@@ -126,6 +128,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.fetch = None
         self.leases = []
 
+    @rule(n_more=st.integers(0, 5))
+    def resize(self, n_more):
+        if self.fetch is None:
+            n_slots, n_lent = self.store.slots.n_slots, self.store.slots.n_lent
+            # One that was dropped is closed by the next.
+            self.store.fetch(0, []).close()
+            self.store.resize(n_slots + min(n_more, n_lent))
+
     @rule(layer=LAYERS, experts=EXPERTS)
     def pass_through(self, layer, experts):
         """Whatever happened before, a sound disk gives every block."""
@@ -159,8 +169,9 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         store, cache = self.store, self.store.cache
-        assert cache.n_free + cache.n_resident + cache.n_loading == cache.n_slots
+        assert cache.n_free + cache.n_resident + cache.n_loading == store.n_open
         owners = cache.owners()
+        assert max(owners, default=-1) < store.n_open
         assert len(owners) == cache.n_resident + cache.n_loading
         assert len({lease.slot for lease in self.leases}) == len(self.leases)
         for lease in self.leases:
@@ -168,7 +179,8 @@ class StoreMachine(RuleBasedStateMachine):
         padded = BlockTable([SOURCE]).padded_bytes
         assert all(padded(*key) <= store.pool.sizes[slot] for slot, key in owners.items())
         assert sum(padded(*key) for key in owners.values()) <= store.pool.mapped_bytes
-        assert store.pool.mapped_bytes <= self.budget
+        lent_bytes = sum(store.pool.sizes[store.slots.n_slots :])
+        assert store.pool.mapped_bytes - lent_bytes <= self.budget
         if self.fetch is None:
             assert cache.n_pinned == 0
 
@@ -191,11 +203,12 @@ class NativeStoreMachine(StoreMachine):
         foresees=st.booleans(),
         policy=st.sampled_from(["recall", "cadence"]),
         piece_bytes=st.sampled_from([None, 4096]),
+        n_lent=st.integers(0, 5),
     )
-    def open(self, n_bytes, foresees, policy, piece_bytes):
+    def open(self, n_bytes, foresees, policy, piece_bytes, n_lent):
         self.budget = n_bytes
-        plan = plan_pool(n_bytes, BlockTable([SOURCE]).census(), top_k=2)
-        pool = Pool(*plan.shape[0], *plan.shape[1:])
+        plan = plan_with(n_bytes, n_lent)
+        pool = Pool(*plan.shape[0], *plan.shape[1:], n_lent=plan.n_lent)
         files = [
             BlockFile(path, probe_of(place, pool))
             for path, place in zip(
@@ -243,6 +256,13 @@ class NativeStoreMachine(StoreMachine):
     def teardown(self):
         self.mend()
         super().teardown()
+
+
+def plan_with(n_bytes, n_lent):
+    """The pool of that budget, and `n_lent` slots more as far as there are blocks for them."""
+    plan = plan_pool(n_bytes, BlockTable([SOURCE]).census(), top_k=2)
+    last = plan.classes[-1]
+    return replace(plan, n_lent=min(n_lent, last.n_blocks - last.plan.n_slots))
 
 
 def probe_of(place, pool):

@@ -141,16 +141,12 @@ static void expire(struct colibri_store *s, int32_t block)
         colibri_policy_expire(of->policy, layer_of(s, block), expert_of(s, block));
 }
 
-/* Takes a slot from the block that the policy gives up: the slot, or NONE. */
-static int32_t evict(struct colibri_store *s, struct colibri_store_class *of, int32_t is_prefetch)
+/* The block is resident no more, and no policy knows it: the slot it leaves. */
+static int32_t leave(struct colibri_store *s, int32_t block)
 {
-    const int64_t victim = of->policy ? colibri_policy_victim(of->policy, is_prefetch) : NONE;
-    int32_t block, slot;
+    const int32_t slot = s->blocks[block].slot;
+    struct colibri_store_class *of = class_of(s, block);
 
-    if (victim < 0)
-        return NONE;
-    block = block_of(s, (int32_t)(victim >> 32), (int32_t)(victim & 0xffffffff));
-    slot = s->blocks[block].slot;
     s->blocks[block].slot = NONE;
     s->n_resident--;
     s->n_evicted++;
@@ -163,6 +159,16 @@ static int32_t evict(struct colibri_store *s, struct colibri_store_class *of, in
         counts->wasted_bytes += s->blocks[block].length;
     }
     return slot;
+}
+
+/* Takes a slot from the block that the policy gives up: the slot, or NONE. */
+static int32_t evict(struct colibri_store *s, struct colibri_store_class *of, int32_t is_prefetch)
+{
+    const int64_t victim = of->policy ? colibri_policy_victim(of->policy, is_prefetch) : NONE;
+
+    if (victim < 0)
+        return NONE;
+    return leave(s, block_of(s, (int32_t)(victim >> 32), (int32_t)(victim & 0xffffffff)));
 }
 
 /* A slot to read the block into, free or made free: whether there is one. */
@@ -515,6 +521,42 @@ static void observe(struct colibri_store *s, int32_t layer, int32_t n, const dou
             colibri_policy_observe(s->classes[i].policy, layer, n, s->experts, weights);
 }
 
+/* ---- slots that come and go ---- */
+
+static void open_slot(struct colibri_store *s, struct colibri_store_class *of)
+{
+    int32_t *free = s->free + of->first;
+
+    put_first(free, &of->n_free, of->first + of->n_open++); /* taken last */
+    s->owners[free[0]] = NONE;
+}
+
+/* Closes the last slot that is open, which holds no pinned block. 0 or -errno. */
+static int32_t close_slot(struct colibri_store *s, struct colibri_store_class *of)
+{
+    const int32_t slot = of->first + of->n_open - 1;
+    int32_t block;
+
+    while ((block = s->owners[slot]) != NONE && s->blocks[block].loading == slot) {
+        int32_t error;
+        if (cancel_ahead(s, block) || cancel(s, block))
+            continue;
+        error = harvest(s, 1);
+        if (error)
+            return error;
+    }
+    if (block != NONE && s->blocks[block].slot == slot) {
+        if (of->policy)
+            colibri_policy_pin(of->policy, layer_of(s, block), expert_of(s, block));
+        leave(s, block);
+    } else {
+        take_out(s->free + of->first, &of->n_free, slot);
+    }
+    s->owners[slot] = NONE;
+    of->n_open--;
+    return 0;
+}
+
 /* ---- calls ---- */
 
 int64_t colibri_store_struct_bytes(int32_t which)
@@ -533,10 +575,10 @@ int32_t colibri_store_begin(struct colibri_store *s)
     s->observed = s->layer = NONE;
     for (int32_t i = 0; i < s->n_classes; i++) {
         struct colibri_store_class *of = &s->classes[i];
-        of->n_free = of->n_slots;
+        of->n_free = of->n_open;
         /* The lowest is taken first. */
-        for (int32_t k = 0; k < of->n_slots; k++)
-            s->free[of->first + k] = of->first + of->n_slots - 1 - k;
+        for (int32_t k = 0; k < of->n_open; k++)
+            s->free[of->first + k] = of->first + of->n_open - 1 - k;
     }
     for (int32_t slot = 0; slot < s->n_slots; slot++)
         s->owners[slot] = NONE;
@@ -750,4 +792,23 @@ int32_t colibri_store_preload(struct colibri_store *s, int32_t layer, int32_t ex
     submit(s, &batch, block, 1);
     flush(s, &batch);
     return 1;
+}
+
+int32_t colibri_store_resize(struct colibri_store *s, int32_t n_open)
+{
+    struct colibri_store_class *of = &s->classes[s->n_classes - 1];
+    const int32_t n = n_open - of->first;
+
+    if (n < 0 || n > of->n_slots)
+        return -EINVAL;
+    if (s->is_open)
+        return -EBUSY;
+    while (of->n_open < n)
+        open_slot(s, of);
+    while (of->n_open > n) {
+        const int32_t error = close_slot(s, of);
+        if (error)
+            return error;
+    }
+    return 0;
 }

@@ -48,10 +48,12 @@ struct colibri_store_block {
 struct colibri_store_class {
     struct colibri_policy *policy; /* NULL: there is a slot for every block */
     int32_t first, n_slots;        /* slots are numbered through */
+    int32_t n_open;                /* the first of them, which are used */
     int32_t n_free;                /* of `free` from `first` on */
     int32_t n_prefetch;            /* blocks read ahead and not asked for that it takes at most */
     int32_t n_ahead;               /* prefetches under way */
     int32_t n_waiting;             /* landed, and their layer not asked for since */
+    int32_t reserved;
 };
 
 /* A read that came back, or with a block of -1 a wait. 56 bytes without padding. */
@@ -140,5 +142,11 @@ COLIBRI_EXPORT int32_t colibri_store_prefetch(struct colibri_store *store, int32
 /* Reads a block into a free slot, as a prefetch: 1, or 0 if it is here or has no slot. */
 COLIBRI_EXPORT int32_t colibri_store_preload(struct colibri_store *store, int32_t layer,
                                              int32_t expert);
+
+/* Uses the first `n_open` slots from now on, of which the last class has the last. Blocks beyond are
+ * given up, reads into slots beyond called off or waited for. 0; -EBUSY while a fetch is open; -EINVAL
+ * for a number that the last class cannot have; -EINTR: a signal came, call again; or what made the
+ * queue useless. */
+COLIBRI_EXPORT int32_t colibri_store_resize(struct colibri_store *store, int32_t n_open);
 
 #endif

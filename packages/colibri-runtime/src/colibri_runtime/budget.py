@@ -8,7 +8,7 @@ before loading and stated beside the plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from colibri_format import UsageError, format_size
 
 from .blocks import slot_waste
 from .errors import BudgetError
-from .pool import mapped_bytes
+from .pool import CAN_GIVE_BACK, mapped_bytes
 from .pool_plan import SLOT_OVERHEAD, PoolPlan, plan_pool, pool_cost
 
 THREAD_BYTES: Final = 64 * 1024
@@ -45,7 +45,8 @@ DEFAULT_SHARE: Final = 0.8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeeds:
     """What a model needs, in bytes; `census` says, for each layer, how many blocks need slots of
-    how many bytes. `where` names the model in errors.
+    how many bytes. `where` names the model in errors. `idle_bytes` of KV cache and working memory
+    are not used at first, and may be lent to the pool.
     """
 
     where: str
@@ -55,6 +56,7 @@ class MemoryNeeds:
     index_bytes: int
     census: tuple[dict[int, int], ...]
     top_k: int
+    idle_bytes: int = 0
 
     @property
     def n_blocks(self) -> int:
@@ -75,7 +77,8 @@ class MemoryPlan:
     I/O threads and Python's own objects. `smallest_bytes` is the least budget that works,
     `largest_bytes` the most that can be used: there every block has a slot. `slot_bytes` is the
     largest slot; `slot_waste` the share of a full pool that blocks smaller than their slots leave
-    unused, and `equal_waste` what it would be if all slots were equal.
+    unused, and `equal_waste` what it would be if all slots were equal. `n_lent` slots more than
+    `n_slots` are used while `kv_bytes` and `working_bytes` are not needed whole.
     """
 
     budget_bytes: int
@@ -91,6 +94,7 @@ class MemoryPlan:
     slot_waste: float
     equal_waste: float
     n_slots: int
+    n_lent: int
     n_blocks: int
     slots: PoolPlan
     notes: tuple[str, ...] = ()
@@ -161,9 +165,22 @@ def plan_memory(
                 smallest_bytes=smallest,
             )
         room = min(room, cache_bytes)
-    slots = plan_pool(
-        room, needs.census, top_k=needs.top_k, prefetch_depth=prefetch_depth, counts=counts
-    )
+
+    def plan(room: int) -> PoolPlan:
+        return plan_pool(
+            room, needs.census, top_k=needs.top_k, prefetch_depth=prefetch_depth, counts=counts
+        )
+
+    slots = plan(room)
+    if n_lent := _most_lent(slots, needs.idle_bytes):
+        # What stands for them in Python is counted always.
+        apart = n_lent * SLOT_OVERHEAD
+        if one_slot + apart <= room < slots.cost_bytes + apart:
+            slots = plan(room - apart)
+        n_lent = min(
+            _most_lent(slots, needs.idle_bytes), (room - slots.cost_bytes) // SLOT_OVERHEAD
+        )
+        slots = replace(slots, n_lent=n_lent)
     notes = list(slots.notes)
     sizes = [c.slot_bytes for c in slots.classes]
     waste = slot_waste(needs.census, sizes)
@@ -172,7 +189,8 @@ def plan_memory(
             f"{waste:.0%} of the pool is lost because blocks are smaller than their slots; "
             "quantise all layers alike, or give more memory, to use it"
         )
-    overhead = _overhead(needs, io_threads) + slots.n_slots * SLOT_OVERHEAD
+    overhead = _overhead(needs, io_threads)
+    overhead += (slots.n_slots + slots.n_lent) * SLOT_OVERHEAD
     return MemoryPlan(
         budget_bytes=budget_bytes,
         dense_bytes=needs.dense_bytes,
@@ -187,6 +205,7 @@ def plan_memory(
         slot_waste=waste,
         equal_waste=slot_waste(needs.census, [needs.slot_bytes]),
         n_slots=slots.n_slots,
+        n_lent=slots.n_lent,
         n_blocks=n_blocks,
         slots=slots,
         notes=tuple(notes),
@@ -245,6 +264,14 @@ def usage_bytes(shape: Sequence[int], *, is_recalling: bool, keeps_history: bool
 def _fixed_bytes(needs: MemoryNeeds, io_threads: int) -> int:
     """What is taken whatever the pool."""
     return needs.dense_bytes + needs.kv_bytes + needs.working_bytes + _overhead(needs, io_threads)
+
+
+def _most_lent(slots: PoolPlan, idle_bytes: int) -> int:
+    """How many slots more `idle_bytes` hold, and blocks of the largest class want."""
+    if not slots.n_slots or not CAN_GIVE_BACK:
+        return 0
+    last = slots.classes[-1]
+    return max(0, min(idle_bytes // last.slot_bytes, last.n_blocks - last.plan.n_slots))
 
 
 def _overhead(needs: MemoryNeeds, io_threads: int) -> int:

@@ -41,7 +41,7 @@ class Cache:
             first = len(self._class_of_slot)
             self._free.append(list(range(first + count - 1, first - 1, -1)))
             self._class_of_slot += [number] * count
-        self.n_slots = len(self._class_of_slot)
+        self.n_slots = self._n_open = len(self._class_of_slot)
         self._class_of = class_of or (lambda key: 0)
         # By slot, so that a hit costs one look-up of its key and none of its class.
         self._policy_of_slot = [self._policies[number] for number in self._class_of_slot]
@@ -184,14 +184,7 @@ class Cache:
             victim = self._policies[number].victim(is_prefetch=is_prefetch)
             if victim is None:
                 return None
-            slot = self._resident[victim[0]].pop(victim[1])
-            self._n_resident -= 1
-            self.n_evicted += 1
-            self._waiting.discard(slot)
-            if slot in self._unused:
-                self._unused.remove(slot)
-                if self._on_waste is not None:
-                    self._on_waste(victim)
+            slot = self._leave(victim)
         self._loading[key] = slot
         return slot
 
@@ -202,6 +195,25 @@ class Cache:
             return None
         slot = self._loading[key] = free.pop()
         return slot
+
+    def loading_beyond(self, n_open: int) -> list[Key]:
+        """The blocks that are being read into slots from `n_open` on."""
+        return [key for key, slot in self._loading.items() if slot >= n_open]
+
+    def resize(self, n_open: int) -> None:
+        """Uses the first `n_open` slots from now on; the last class has the others.
+
+        Blocks in slots beyond are given up; none is being read or in use.
+        """
+        free = self._free[-1]
+        # Taken last, and the lowest first.
+        free[:0] = range(n_open - 1, self._n_open - 1, -1)
+        free[:] = [slot for slot in free if slot < n_open]
+        for slot, key in self.owners().items():
+            if slot >= n_open:
+                self._policy_of_slot[slot].pin(key)
+                self._leave(key)
+        self._n_open = n_open
 
     def land(self, key: Key) -> int:
         """The slot of `key`, whose read succeeded and which is in use from now on."""
@@ -221,6 +233,18 @@ class Cache:
         """The read of `key` failed or was called off: its slot is free again."""
         slot = self._loading.pop(key)
         self._free[self._class_of_slot[slot]].append(slot)
+
+    def _leave(self, key: Key) -> int:
+        """The slot of a block that is resident no more, and that no policy knows."""
+        slot = self._resident[key[0]].pop(key[1])
+        self._n_resident -= 1
+        self.n_evicted += 1
+        self._waiting.discard(slot)
+        if slot in self._unused:
+            self._unused.remove(slot)
+            if self._on_waste is not None:
+                self._on_waste(key)
+        return slot
 
     def _arrive(self, key: Key) -> int:
         slot = self._loading.pop(key)

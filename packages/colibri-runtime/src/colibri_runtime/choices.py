@@ -87,6 +87,17 @@ def describe_working(
     return working_bytes(model, batch_size, context, backend, kv_dtype)
 
 
+def describe_untouched(
+    reader: Reader, model: ModelSpec, layouts: Layouts, backend: Backend, batch_size: int
+) -> int:
+    """Bytes of `describe_working` that passes of one token leave to others."""
+    untouched = getattr(backend, "untouched_bytes", None)
+    if untouched is None:
+        return 0
+    n_bytes: int = untouched(model, reader.tensors, layouts, batch_size)
+    return n_bytes
+
+
 def choose_context(model: ModelSpec, context: int | None, where: str) -> int:
     """Positions of the KV cache: what was asked for, or 2048 within the model's own limit.
 

@@ -147,6 +147,10 @@ class Core(ABC):
         """Whether the block was not here and is now read into a slot that was free."""
 
     @abstractmethod
+    def resize(self, n_open: int) -> None:
+        """As `Store.resize`, while no fetch is open: the last class has more slots or fewer."""
+
+    @abstractmethod
     def shut(self) -> None:
         """The store is closing: whatever was open is void, and the pool's memory let go of."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -93,6 +93,7 @@ class Decoder:
         batch_size: positions that pass the layers together in a longer `forward`.
         observer: told of the routing.
         timeline: told of every step; None costs nothing.
+        make_room: told before each pass how many tokens it has; None where memory is no matter.
 
     Raises:
         UsageError: `bad-prefetch-depth`, `bad-batch-size`.
@@ -111,6 +112,7 @@ class Decoder:
         batch_size: int = DEFAULT_BATCH_SIZE,
         observer: RoutingObserver | None = None,
         timeline: Timeline | None = None,
+        make_room: Callable[[int], None] | None = None,
     ) -> None:
         if not 0 <= prefetch_depth <= MAX_PREFETCH_DEPTH:
             raise UsageError(
@@ -130,6 +132,7 @@ class Decoder:
         self.batch_size = batch_size
         self._store = store
         self._observer = observer
+        self._make_room = make_room
         self._observe = getattr(store, "observe", None)
         self._has_experts = [bool(layer.layouts) for layer in weights.layers]
         self._steps: Steps
@@ -177,6 +180,8 @@ class Decoder:
 
     def _pass(self, ids: NDArray[np.intp]) -> None:
         """Takes the stream through all layers."""
+        if self._make_room is not None:
+            self._make_room(len(ids))
         steps = self._steps
         steps.begin(ids)
         hinted: dict[int, frozenset[int]] = {}

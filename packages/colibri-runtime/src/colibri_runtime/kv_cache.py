@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from colibri_format import ModelSpec, UsageError
 
 from .backend import Floats
+from .lazy_memory import LazyMemory
 
 KV_DTYPES: Final = ("float32", "float16")
 
@@ -32,10 +33,27 @@ def kv_cache_bytes(model: ModelSpec, n_positions: int, dtype: str = "float32") -
     return values * np.dtype(dtype).itemsize
 
 
+def kv_used_bytes(
+    model: ModelSpec, capacity: int, n_positions: int, dtype: str = "float32", *, page_bytes: int
+) -> int:
+    """Upper bound in bytes of what a `KvCache` takes once `n_positions` were written to.
+
+    Each head of a layer has its positions in a row, which takes memory page by page.
+    """
+    whole = kv_cache_bytes(model, capacity, dtype)
+    position = model.head_dim * np.dtype(dtype).itemsize
+    n_rows = whole // (capacity * position)
+    n_pages = -(-n_positions * position // page_bytes)
+    if n_positions and capacity * position % page_bytes:
+        n_pages += 1  # A row may begin anywhere in a page.
+    return min(whole, n_rows * n_pages * page_bytes)
+
+
 class KvCache:
     """Room for `capacity` positions, each array `(n_layers, n_kv_heads, capacity, head_dim)`.
 
     A position is complete once `advance` was called; until then each layer stores its own.
+    Positions that were never reached take no memory (`kv_used_bytes`).
     """
 
     def __init__(self, model: ModelSpec, capacity: int, dtype: str = "float32") -> None:
@@ -44,8 +62,11 @@ class KvCache:
         self.dtype = np.dtype(dtype)
         self.length = 0
         shape = (model.n_layers, model.n_kv_heads, capacity, model.head_dim)
-        self._keys = np.zeros(shape, self.dtype)
-        self._values = np.zeros(shape, self.dtype)
+        self._memory = [LazyMemory(self.size_bytes // 2) for _ in range(2)]
+        self._keys, self._values = (
+            memory.array.view(self.dtype).reshape(shape) for memory in self._memory
+        )
+        self._n_reached = 0
 
     def require(self, n_tokens: int) -> None:
         """Nothing, when `n_tokens` more positions fit.
@@ -61,6 +82,12 @@ class KvCache:
                 f"at most {self.capacity} in all",
                 "shorten the prompt or allow a longer context",
             )
+
+    def reach(self, n_tokens: int) -> int:
+        """How many positions take memory when `n_tokens` more are stored, as they are about to
+        be."""
+        self._n_reached = max(self._n_reached, self.length + n_tokens)
+        return self._n_reached
 
     def store(self, layer: int, keys: Floats, values: Floats) -> None:
         """Puts `(n_tokens, n_kv_heads, head_dim)` of a layer behind the complete positions."""
@@ -81,7 +108,7 @@ class KvCache:
         self.length += n_tokens
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` positions.
+        """Forgets all but the first `length` positions; without any, gives their memory back.
 
         Raises:
             UsageError: `bad-length` when fewer are held, or `length` is negative.
@@ -94,3 +121,7 @@ class KvCache:
                 "a number between none and all of them",
             )
         self.length = length
+        if length == 0 and self._n_reached:
+            self._n_reached = 0
+            for memory in self._memory:
+                memory.give_back()

@@ -17,7 +17,7 @@ from .kv_cache import KvCache
 from .native_kernels import PRODUCT, NativeKernels, aligned_bytes
 from .native_layers import address_of, fill_matrix
 from .native_steps import NativeSteps
-from .native_workspace import LayerMatrices, buffers_bytes, workspace_bytes
+from .native_workspace import LayerMatrices, buffers_bytes, untouched_bytes, workspace_bytes
 from .numpy_backend import NumpyBackend
 from .weights import Layouts, TensorFacts, Weights
 from .working_memory import SLACK, plain_working_bytes
@@ -110,12 +110,7 @@ class NativeBackend(NumpyBackend):
         n_logits: int = 1,
     ) -> int:
         """Upper bound in bytes of all that the steps hold, results included."""
-        layers = [
-            LayerMatrices.of_facts(tensors, f"blk.{layer}", found)
-            for layer, found in enumerate(layouts)
-        ]
-        head_name = "token_embd.weight" if model.tie_embeddings else "output.weight"
-        head = Matrix.of_facts(head_name, tensors[head_name])
+        layers, head = _matrices(model, tensors, layouts)
         own = workspace_bytes(self._kernels, model, layers, head, batch_size, batch_size)
         total = buffers_bytes(model, batch_size, own) + SLACK
         # Embeddings before they are copied to the stream, angles and their tables in float64.
@@ -128,6 +123,23 @@ class NativeBackend(NumpyBackend):
             total += plain_working_bytes(model, batch_size, context, kv_dtype, n_logits)
         return total
 
+    def untouched_bytes(
+        self,
+        model: ModelSpec,
+        tensors: Mapping[str, TensorFacts],
+        layouts: Layouts,
+        batch_size: int,
+    ) -> int:
+        """Bytes of `working_bytes` that passes of one token do not take, also after larger ones;
+        none where NumPy takes part."""
+        layers, head = _matrices(model, tensors, layouts)
+        if self._lacking(layers, head):
+            return 0
+        whole, single = (
+            workspace_bytes(self._kernels, model, layers, head, n, n) for n in (batch_size, 1)
+        )
+        return untouched_bytes(model, batch_size, whole, single)
+
     def close(self) -> None:
         """Ends the threads; computing afterwards is the caller's mistake."""
         self._kernels.close()
@@ -136,6 +148,18 @@ class NativeBackend(NumpyBackend):
         matrices = [head, *(matrix for layer in layers for matrix in layer.all())]
         has_kernel = self._kernels.has_kernel
         return [m for m in matrices if not has_kernel(m.dtype, m.row_interleave)]
+
+
+def _matrices(
+    model: ModelSpec, tensors: Mapping[str, TensorFacts], layouts: Layouts
+) -> tuple[list[LayerMatrices], Matrix]:
+    """Those of every layer, and of the output head, as a file describes them."""
+    layers = [
+        LayerMatrices.of_facts(tensors, f"blk.{layer}", found)
+        for layer, found in enumerate(layouts)
+    ]
+    head_name = "token_embd.weight" if model.tie_embeddings else "output.weight"
+    return layers, Matrix.of_facts(head_name, tensors[head_name])
 
 
 def default_threads() -> int:

@@ -50,7 +50,8 @@ _CLASS: Final = np.dtype(
     [
         ("policy", "u8"),
         *((name, "i4") for name in (
-            "first", "n_slots", "n_free", "n_prefetch", "n_ahead", "n_waiting",
+            "first", "n_slots", "n_open", "n_free", "n_prefetch", "n_ahead", "n_waiting",
+            "reserved",
         )),
     ]
 )  # fmt: skip
@@ -186,9 +187,10 @@ class NativeCore(Core):
         first = 0
         for number, (policy, slots) in enumerate(zip(policies, plan.classes, strict=True)):
             of = state["classes"][number]
-            of["first"], of["n_slots"] = first, slots.plan.n_slots
+            of["first"], of["n_slots"] = first, plan.shape[number][0]
+            of["n_open"] = slots.plan.n_slots
             of["n_prefetch"] = slots.plan.n_prefetch
-            first += slots.plan.n_slots
+            first += plan.shape[number][0]
             if isinstance(policy, NativePolicy):
                 of["policy"] = policy.address(width)
                 for layer, n_blocks in enumerate(slots.blocks_per_layer):
@@ -221,6 +223,7 @@ class NativeCore(Core):
         self._close = function("colibri_store_close", "i32", "ptr")
         self._prefetch = function("colibri_store_prefetch", "i32", "ptr", "i32", "i32")
         self._preload = function("colibri_store_preload", "i32", "ptr", "i32", "i32")
+        self._resize = function("colibri_store_resize", "i32", "ptr", "i32")
         function("colibri_store_begin", "i32", "ptr")(self._at)
 
     @property
@@ -297,6 +300,11 @@ class NativeCore(Core):
 
     def preload(self, key: Key) -> bool:
         return bool(self._preload(self._at, *key))
+
+    def resize(self, n_open: int) -> None:
+        while (code := self._resize(self._at, n_open)) < 0:
+            if code != -errno.EINTR:
+                raise self._queue_error(code)
 
     def shut(self) -> None:
         self._is_shut = True

@@ -116,8 +116,14 @@ class NativeSteps:
         )
 
     def begin(self, ids: NDArray[np.intp]) -> None:
-        """Makes the embeddings of `ids` the stream."""
-        n = self._n = len(ids)
+        """Makes the embeddings of `ids` the stream.
+
+        One token after several gives back the memory that they took: it may be lent meanwhile.
+        """
+        n = len(ids)
+        if n == 1 < self._n:
+            self._buffers.give_back()
+        self._n = n
         buffers = self._buffers.arrays
         stream = buffers["stream"][:n]
         stream[:] = self._weights.embedding.rows(self._backend, ids)

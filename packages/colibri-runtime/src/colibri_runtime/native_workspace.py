@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from colibri_format import Layout, ModelSpec, Role
 
 from .backend import FeedForward, Matrix
-from .native_kernels import EXPERT, EXPERT_IO, PRODUCT, NativeKernels, aligned_bytes
+from .lazy_memory import LazyMemory
+from .native_kernels import EXPERT, EXPERT_IO, PRODUCT, NativeKernels
 from .native_layers import (
     address_of,
     buffer_shapes,
@@ -177,19 +179,27 @@ def _fill(record: np.void, matrix: Matrix) -> None:
 
 
 class Buffers:
-    """One allocation of everything that the steps need beside weights and KV cache."""
+    """One allocation of everything that the steps need beside weights and KV cache.
+
+    What a pass of few tokens does not write to takes no memory until a larger one does.
+    """
 
     def __init__(self, model: ModelSpec, batch_size: int, workspace_bytes: int) -> None:
         shapes = buffer_shapes(model, batch_size)
         shapes["workspace"] = ((workspace_bytes,), np.uint8)
-        self._arena = aligned_bytes(sum(map(_padded, shapes.values())))
+        self._memory = LazyMemory(sum(map(_padded, shapes.values())))
+        arena = self._memory.array
         self.arrays: dict[str, NDArray[Any]] = {}
         position = 0
         for name, (shape, dtype) in shapes.items():
             size = _bytes((shape, dtype))
-            part = self._arena[position : position + size]
+            part = arena[position : position + size]
             self.arrays[name] = part.view(dtype).reshape(shape)  # type: ignore[call-overload]
             position += _padded((shape, dtype))
+
+    def give_back(self) -> None:
+        """Zeros everything, which takes no memory then. Not within a pass."""
+        self._memory.give_back()
 
     def fill(self, record: np.void) -> None:
         """Points a record of DECODER to the buffers."""
@@ -203,6 +213,16 @@ def buffers_bytes(model: ModelSpec, batch_size: int, workspace_bytes: int) -> in
     shapes = buffer_shapes(model, batch_size)
     shapes["workspace"] = ((workspace_bytes,), np.uint8)
     return _ALIGNMENT + sum(map(_padded, shapes.values()))
+
+
+def untouched_bytes(model: ModelSpec, batch_size: int, whole: int, single: int) -> int:
+    """Lower bound in bytes of the buffers that a pass of one token does not touch.
+
+    `whole` and `single` are the workspace of passes of `batch_size` tokens and of one.
+    """
+    n_arrays = len(buffer_shapes(model, 1)) + 1
+    touched = buffers_bytes(model, 1, single) + 2 * n_arrays * mmap.PAGESIZE
+    return max(0, buffers_bytes(model, batch_size, whole) - touched)
 
 
 def _bytes(array: tuple[tuple[int, ...], object]) -> int:

@@ -54,7 +54,7 @@ def open_pool(
         _check_history(history, table)
     # A policy that cannot be made is told before memory is taken.
     policies = iter([_make_policy(config, table.n_layers, c, history) for c in plan.classes])
-    pool = Pool(*plan.shape[0], *plan.shape[1:])
+    pool = Pool(*plan.shape[0], *plan.shape[1:], n_lent=plan.n_lent)
     try:
         engine = open_engine(
             config.io,

@@ -43,7 +43,7 @@ class PlainCore(Core):
     ) -> None:
         self.stats = Stats(table.n_layers)
         self._class_of = self._find_class if len(plan.classes) > 1 else _only_class
-        sizes = [slots.plan.n_slots for slots in plan.classes]
+        sizes = [n_slots for n_slots, _ in plan.shape]
         self.cache = self._cache = Cache(
             sizes[0],
             policies[0],
@@ -51,6 +51,7 @@ class PlainCore(Core):
             further=list(zip(sizes[1:], policies[1:], strict=True)),
             class_of=self._class_of,
         )
+        self._cache.resize(plan.n_slots)
         self._traffic = Traffic(table, pool, self._cache, engine, self.stats.layers)
         self._observers = _observers(policies, plan, table.n_layers)
         self._observed = -1
@@ -368,6 +369,14 @@ class PlainCore(Core):
         self._traffic.submit(key, slot, is_prefetch=True)
         self._traffic.flush()
         return True
+
+    def resize(self, n_open: int) -> None:
+        cache, traffic = self._cache, self._traffic
+        while beyond := cache.loading_beyond(n_open):
+            called_off = [traffic.cancel_ahead(key) or traffic.cancel(key) for key in beyond]
+            if not all(called_off):
+                self._harvest(wait=True)
+        cache.resize(n_open)
 
     def _settle(self, layer: int, wanted: Iterable[int]) -> None:
         """Compares what was predicted for `layer` with what is wanted of it."""

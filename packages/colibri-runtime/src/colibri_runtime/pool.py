@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,10 @@ HUGE_PAGE: Final = 2 * 2**20
 
 LEAST_HUGE_ARENA: Final = 8 * HUGE_PAGE
 """Arenas below stand in ordinary pages: aligning them could cost over an eighth of their size."""
+
+CAN_GIVE_BACK: Final = sys.platform == "linux" and hasattr(mmap, "MADV_DONTNEED")
+"""Whether memory of a mapping can be given back to the system (madvise(2): MADV_DONTNEED frees
+it at once on Linux alone)."""
 
 _RANGE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 
@@ -50,13 +55,18 @@ class Pool:
     """Slots in one arena, touched, so that they can be had for certain.
 
     `n_slots` slots of `slot_bytes` bytes each come first, then those of each `(n_slots,
-    slot_bytes)` in `further`; they are numbered through. The arena never grows; one of
-    `LEAST_HUGE_ARENA` bytes or more starts at a multiple of 2 MiB and asks for huge pages. Slot
-    sizes are multiples of the page size and slots stand without gaps: so they suit O_DIRECT.
+    slot_bytes)` in `further`; they are numbered through. The arena never grows; one with
+    `LEAST_HUGE_ARENA` bytes or more to touch starts at a multiple of 2 MiB and asks for huge
+    pages. Slot sizes are multiples of the page size and slots stand without gaps: so they suit
+    O_DIRECT.
     The pool owns the memory; arrays over it keep it alive after `close`.
 
+    The last `n_lent` slots are not touched: they take memory as they are filled, until
+    `give_back`.
+
     Attributes:
-        arena: the whole of it, `(arena_bytes,) uint8`, to register with a kernel interface.
+        arena: what is touched, `(n_bytes,) uint8`, to register with a kernel interface: what is
+            lent must not be, since the kernel would keep what it was told of.
         addresses: of each slot's first byte.
 
     Raises:
@@ -64,7 +74,9 @@ class Pool:
         StorageError: `out-of-memory` when the kernel gives no such mapping.
     """
 
-    def __init__(self, n_slots: int, slot_bytes: int, *further: tuple[int, int]) -> None:
+    def __init__(
+        self, n_slots: int, slot_bytes: int, *further: tuple[int, int], n_lent: int = 0
+    ) -> None:
         classes = ((n_slots, slot_bytes), *further)
         for number, size in classes:
             if number < 0 or size < 0 or size % 4096 or (number and not size):
@@ -77,13 +89,14 @@ class Pool:
         self.n_slots = sum(number for number, _ in classes)
         self.arena_bytes = sum(number * size for number, size in classes)
         self._map: mmap.mmap | None = None
+        self._map_start = 0
         self._notes: list[str] = []
-        self.arena = (
-            self._map_arena(self.arena_bytes) if self.arena_bytes else np.empty(0, np.uint8)
-        )
         self.sizes: tuple[int, ...] = tuple(s for number, s in classes for _ in range(number))
-        address = int(self.arena.__array_interface__["data"][0])
-        read_only = self.arena.view()
+        self._kept_bytes = kept = sum(self.sizes[: self.n_slots - n_lent])
+        whole = self._map_arena() if self.arena_bytes else np.empty(0, np.uint8)
+        self.arena = whole[:kept]
+        address = int(whole.__array_interface__["data"][0])
+        read_only = whole.view()
         read_only.flags.writeable = False
         self.addresses: list[int] = []
         self._slots: list[NDArray[np.uint8]] = []
@@ -91,12 +104,13 @@ class Pool:
         start = 0
         for size in self.sizes:
             self.addresses.append(address + start)
-            self._slots.append(self.arena[start : start + size])
+            self._slots.append(whole[start : start + size])
             self._read_only.append(read_only[start : start + size])
             start += size
-        self._huge = huge_bytes(address, self.arena_bytes) if self.sizes else 0
+        self._huge = huge_bytes(address, kept) if self.sizes else 0
 
-    def _map_arena(self, size: int) -> NDArray[np.uint8]:
+    def _map_arena(self) -> NDArray[np.uint8]:
+        size, kept = self.arena_bytes, self._kept_bytes
         try:
             # Python's default is MAP_SHARED, which the kernel backs by shmem: no huge pages there.
             self._map = mmap.mmap(
@@ -113,14 +127,15 @@ class Pool:
             ) from error
         whole = np.frombuffer(self._map, np.uint8)
         start = 0
-        if size >= LEAST_HUGE_ARENA:
+        if kept >= LEAST_HUGE_ARENA:
             start = -int(whole.__array_interface__["data"][0]) % HUGE_PAGE
             self._advise("MADV_HUGEPAGE", start, size)
         # A fork during a direct read into private memory corrupts it (open(2), O_DIRECT notes).
         self._advise("MADV_DONTFORK", start, size)
         arena = whole[start : start + size]
+        self._map_start = start
         # The kernel gives pages at the first write: one in each, so that none is missing later.
-        arena[:: mmap.PAGESIZE] = 0
+        arena[: kept : mmap.PAGESIZE] = 0
         return arena
 
     def _advise(self, name: str, start: int, size: int) -> None:
@@ -141,7 +156,7 @@ class Pool:
     @property
     def mapped_bytes(self) -> int:
         """Bytes of address space taken, what alignment loses included."""
-        return mapped_bytes(self.arena_bytes)
+        return self.arena_bytes - self._kept_bytes + mapped_bytes(self._kept_bytes)
 
     def slot(self, number: int) -> NDArray[np.uint8]:
         """The slot as `(n_bytes,) uint8`, for the one who reads a block into it."""
@@ -151,17 +166,31 @@ class Pool:
         """The same, read-only, for those who use the block."""
         return self._read_only[number]
 
+    def give_back(self, first: int) -> None:
+        """Gives the memory of the slots from `first` on, which are lent, back to the system.
+
+        They hold nothing afterwards and no read is under way into them; filling them takes memory
+        again. Does nothing where the system takes none back (`CAN_GIVE_BACK`).
+        """
+        if self._map is None or not CAN_GIVE_BACK:
+            return
+        begin = self._map_start + sum(self.sizes[:first])
+        begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = self._map_start + self.arena_bytes
+        if begin < end:
+            self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
     def report(self) -> PoolReport:
-        """What was got, as found when the pool was made."""
+        """What was got of the slots that are not lent, as found when the pool was made."""
         notes = list(self._notes)
-        is_large = self.arena_bytes >= LEAST_HUGE_ARENA
-        whole = self.arena_bytes // HUGE_PAGE * HUGE_PAGE
+        is_large = self._kept_bytes >= LEAST_HUGE_ARENA
+        whole = self._kept_bytes // HUGE_PAGE * HUGE_PAGE
         if is_large and self._huge is not None and self._huge < whole:
             notes.append(
-                f"{self._huge} of {self.arena_bytes} bytes are in huge pages: see "
+                f"{self._huge} of {self._kept_bytes} bytes are in huge pages: see "
                 "/sys/kernel/mm/transparent_hugepage/enabled and free memory's fragmentation"
             )
-        return PoolReport(self.n_slots, self.slot_bytes, self.arena_bytes, self._huge, tuple(notes))
+        return PoolReport(self.n_slots, self.slot_bytes, self._kept_bytes, self._huge, tuple(notes))
 
     def close(self) -> None:
         """Gives the slots up; the memory goes with the last array over it."""

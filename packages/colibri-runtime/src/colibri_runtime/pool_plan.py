@@ -57,6 +57,9 @@ class PoolPlan:
     A block belongs to the first class that holds it. `top_k` is how many blocks of a layer a
     token asks for. `smallest_bytes` is the least budget for a pool that works, `largest_bytes`
     that which gives every block a slot.
+
+    The last class may have `n_lent` slots beyond its plan: in memory that is meant for something
+    else, and used by the pool as long as that is not there (`Store.resize`).
     """
 
     classes: tuple[SlotClass, ...]
@@ -66,10 +69,11 @@ class PoolPlan:
     smallest_bytes: int = 0
     largest_bytes: int = 0
     expected_hit_share: float | None = None
+    n_lent: int = 0
 
     @cached_property
     def n_slots(self) -> int:
-        """Slots of all classes."""
+        """Slots of all classes, without those that are lent."""
         return sum(c.plan.n_slots for c in self.classes)
 
     @cached_property
@@ -80,7 +84,7 @@ class PoolPlan:
     @cached_property
     def cost_bytes(self) -> int:
         """Bytes mapped for the arena, and of what stands for the slots in Python."""
-        return mapped_bytes(self.arena_bytes) + self.n_slots * SLOT_OVERHEAD
+        return mapped_bytes(self.arena_bytes) + (self.n_slots + self.n_lent) * SLOT_OVERHEAD
 
     @cached_property
     def quotas(self) -> tuple[int, ...]:
@@ -104,8 +108,12 @@ class PoolPlan:
 
     @property
     def shape(self) -> tuple[tuple[int, int], ...]:
-        """`(n_slots, slot_bytes)` of each class, as a pool takes them."""
-        return tuple((c.plan.n_slots, c.slot_bytes) for c in self.classes)
+        """`(n_slots, slot_bytes)` of each class, as a pool takes them, with those that are lent."""
+        lent = [0] * (len(self.classes) - 1) + [self.n_lent]
+        return tuple(
+            (c.plan.n_slots + more, c.slot_bytes)
+            for c, more in zip(self.classes, lent, strict=True)
+        )
 
     def class_of_bytes(self, n_bytes: int) -> int:
         """The class of a block that needs `n_bytes`.

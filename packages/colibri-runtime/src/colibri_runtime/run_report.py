@@ -186,6 +186,10 @@ def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
     share = f"{plan.n_slots} of {plan.n_blocks} experts"
     hits = plan.slots.expected_hit_share
     expected = [] if hits is None else [("hits to expect", f"{hits:.0%} or more, by the history")]
+    lent = []
+    if plan.n_lent:
+        n_more = _count(plan.n_lent, "expert")
+        lent = [("lent to it", f"{n_more} more, while context and batches leave memory unused")]
     return [
         ("dense tensors", format_size(plan.dense_bytes)),
         ("KV cache", format_size(plan.kv_bytes)),
@@ -196,6 +200,7 @@ def plan_rows(plan: MemoryPlan) -> list[tuple[str, str]]:
             f"{format_size(plan.pool_bytes)}: {_slots(plan)} for {share}; "
             f"at most {plan.slots.n_prefetch} reading ahead",
         ),
+        *lent,
         *expected,
         ("total", f"{format_size(plan.total_bytes)} ({plan.total_bytes} bytes)"),
         ("budget", f"{format_size(plan.budget_bytes)} ({plan.budget_bytes} bytes)"),

@@ -25,7 +25,7 @@ from colibri_format import (
 from .backend import Backend
 from .blocks import BlockTable
 from .budget import MemoryNeeds, MemoryPlan, default_budget, index_bytes, plan_memory, usage_bytes
-from .choices import describe_working, make_backend, settle
+from .choices import describe_untouched, describe_working, make_backend, settle
 from .config import KV_DTYPE_NAMES, RunConfig
 from .decoder import Decoder, RoutingObserver
 from .history import History, read_history, write_history
@@ -33,9 +33,17 @@ from .kv_cache import KvCache, kv_cache_bytes
 from .machine import available_bytes
 from .opening import open_pool
 from .prefetch import PrefetchSource
+from .reserve import Lender, Reserve
 from .store import Store
 from .timeline import Timeline
-from .weights import TensorFacts, Weights, check_weights, load_weights, resident_bytes
+from .weights import (
+    Layouts,
+    TensorFacts,
+    Weights,
+    check_weights,
+    load_weights,
+    resident_bytes,
+)
 
 Progress = Callable[[int, int], None]
 """Told of bytes loaded and bytes to load."""
@@ -73,6 +81,7 @@ def describe_needs(
     context = settled.context or 1
     kv_dtype = KV_DTYPE_NAMES[settled.kv_dtype or "f32"]
     census = BlockTable([reader]).census()
+    reserve = _reserve(reader, model, layouts, backend, settled)
     return MemoryNeeds(
         where=str(reader.path),
         dense_bytes=resident_bytes(reader.tensors, model, layouts),
@@ -88,6 +97,18 @@ def describe_needs(
         ),
         census=census,
         top_k=model.moe.top_k if model.moe else 1,
+        idle_bytes=reserve.idle_bytes(1, 1),
+    )
+
+
+def _reserve(
+    reader: Reader, model: ModelSpec, layouts: Layouts, backend: Backend, settled: RunConfig
+) -> Reserve:
+    return Reserve(
+        model,
+        settled.context or 1,
+        KV_DTYPE_NAMES[settled.kv_dtype or "f32"],
+        describe_untouched(reader, model, layouts, backend, settled.batch_size or 1),
     )
 
 
@@ -172,6 +193,9 @@ class Runtime:
             self.store = stack.enter_context(
                 open_store(reader, self.plan, config, self.history, timeline=timeline)
             )
+            layouts = check_weights(reader, self.model, self.backend)
+            reserve = _reserve(reader, self.model, layouts, self.backend, config)
+            lender = Lender(reserve, self.store, self.kv_cache)
             self.decoder = Decoder(
                 self.model,
                 self.weights,
@@ -182,6 +206,7 @@ class Runtime:
                 batch_size=config.batch_size or 1,
                 observer=observer,
                 timeline=timeline,
+                make_room=lender.make_room if self.plan.n_lent else None,
             )
             self._owned = stack.pop_all()
 

@@ -113,6 +113,7 @@ class Store:
         self._look_ahead = plan.prefetch_depth
         if gate is not None:
             self._look_ahead = min(gate.depth, plan.prefetch_depth)
+        self._n_open = plan.n_slots
         self._is_closed = False
 
     @property
@@ -270,6 +271,46 @@ class Store:
         self._preload.extend(wanted)
         self._continue_preload()
 
+    @property
+    def n_open(self) -> int:
+        """Slots that are used: those that were planned, and those that are lent now."""
+        return self._n_open
+
+    def resize(self, n_open: int) -> None:
+        """Uses the first `n_open` slots from now on, while no fetch is open.
+
+        At least those that were planned, `slots.n_slots`, with which a store begins; at most
+        `slots.n_lent` more. Blocks beyond are given up, and their memory goes back to the system
+        before this returns; reads that are under way into it are waited for.
+
+        Raises:
+            UsageError: `bad-slots`, `fetch-open`, or `store-closed`.
+        """
+        if self._is_closed:
+            raise closed_error()
+        plan = self.slots
+        if not plan.n_slots <= n_open <= plan.n_slots + plan.n_lent:
+            raise UsageError(
+                "bad-slots",
+                "store",
+                f"{n_open} slots were to be used",
+                f"{plan.n_slots} to {plan.n_slots + plan.n_lent}",
+            )
+        if self._core.is_open:
+            raise UsageError(
+                "fetch-open",
+                "store",
+                f"the fetch of layer {self._core.layer} is still open",
+                "none while slots come and go",
+                "exhaust or close it first",
+            )
+        if n_open == self._n_open:
+            return
+        self._core.resize(n_open)
+        if n_open < self._n_open:
+            self.pool.give_back(n_open)
+        self._n_open = n_open
+
     def part(self, number: int) -> StorePart:
         """The layers of source `number`, by that source's own numbers."""
         return StorePart(self, *self._table.span(number))
@@ -317,5 +358,5 @@ def _check_slots(table: BlockTable, pool: Pool, plan: PoolPlan) -> None:
             "bad-slots",
             "store",
             f"a pool of {pool.n_slots} slots, the largest of {pool.slot_bytes} bytes",
-            f"the {plan.n_slots} slots that were planned, the largest of at least {needed} bytes",
+            f"the {len(expected)} slots that were planned, the largest of at least {needed} bytes",
         )
