@@ -396,3 +396,43 @@ def test_a_depth_of_none_is_refused():
 
     assert caught.value.errno == errno.EINVAL
     assert isinstance(ring, NativeRing)
+
+
+def test_whatever_is_withdrawn_while_others_are_hashed_ends_once(kind, worker_of, tmp_path):
+    n_bytes, piece = 2**20, 2**18
+    (tmp_path / "file").write_bytes(np.random.default_rng(1).bytes(n_bytes))
+    file = os.open(tmp_path / "file", os.O_RDONLY)
+    memory = np.zeros((6, n_bytes), np.uint8)
+    start = memory.__array_interface__["data"][0]
+    worker = worker_of(kind, 2, 3, piece, 16)
+    rng = np.random.default_rng(7)
+
+    def submit(tag, is_ahead):
+        request = Request(
+            start + n_bytes * tag, 0, n_bytes, file, -1, tag, size=n_bytes, is_ahead=is_ahead
+        )
+        assert worker.submit([request]) == 1
+
+    for _ in range(400):
+        ended, expected = [], []
+        for tag in range(3):
+            submit(tag, is_ahead=True)
+        # A demand comes between the pieces of what is read ahead.
+        for tag in (3, 4):
+            spin(int(rng.integers(0, 300)))
+            submit(tag, is_ahead=False)
+            wrong = int(rng.integers(0, 3))
+            if worker.withdraw(wrong):
+                expected.append(wrong)
+            ended += [answer[0] for answer in worker.reap(wait=False)]
+        while worker.in_flight():
+            ended += [answer[0] for answer in worker.reap(wait=True)]
+            assert len(ended) <= 5
+        assert sorted(ended + expected) == [0, 1, 2, 3, 4]
+    os.close(file)
+
+
+def spin(n):
+    """For some microseconds, without giving the processor away."""
+    for _ in range(n * 10):
+        pass

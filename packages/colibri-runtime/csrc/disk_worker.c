@@ -30,7 +30,7 @@ struct progress {
     uint32_t step;
     int32_t n_landed;  /* pieces without a gap, from the first on */
     uint32_t n_begun;  /* pieces in flight */
-    int32_t is_hashed; /* right now, by the thread: it is not to be ended by another */
+    int32_t is_held;   /* by the thread, which has yet to see to it: no other is to end it */
     struct colibri_hasher hasher;
 };
 
@@ -176,7 +176,7 @@ static void end_if_done(struct worker *w, int32_t i)
     const struct progress *progress = &w->progress[i];
     int64_t result = w->orders[i].read.length;
 
-    if (progress->n_begun || progress->is_hashed || (progress->failed == NONE && !is_all_begun(w, i)))
+    if (progress->n_begun || progress->is_held || (progress->failed == NONE && !is_all_begun(w, i)))
         return;
     if (progress->failed != NONE) {
         w->outcomes[i].hash = n_bytes_landed(progress);
@@ -279,7 +279,6 @@ static void hash(struct worker *w, int32_t i)
 
     if (!order->size || progress->failed != NONE)
         return;
-    progress->is_hashed = 1;
     pthread_mutex_unlock(&w->lock);
     started = now_ns();
     if (is_last)
@@ -288,10 +287,11 @@ static void hash(struct worker *w, int32_t i)
         colibri_hasher_add(&progress->hasher, data, n_there, order->size);
     w->outcomes[i].hash_ns += now_ns() - started;
     pthread_mutex_lock(&w->lock);
-    progress->is_hashed = 0;
 }
 
-/* Takes in what has ended, and begins what follows before it hashes. */
+/* Takes in what has ended, and begins what follows before it hashes. While it hashes one order, the
+ * others that something has come of are held as well: one that is withdrawn meanwhile would be ended
+ * by its caller, given back, perhaps used anew, and ended once more here. */
 static void take_in(struct worker *w, const struct colibri_done *done, int32_t n)
 {
     const int64_t now = now_ns();
@@ -309,6 +309,7 @@ static void take_in(struct worker *w, const struct colibri_done *done, int32_t n
 
         w->n_begun--;
         progress->n_begun--;
+        progress->is_held = 1;
         w->outcomes[i].ended_ns = now;
         if (done[k].result == (int64_t)length)
             progress->landed |= UINT64_C(1) << piece;
@@ -327,6 +328,7 @@ static void take_in(struct worker *w, const struct colibri_done *done, int32_t n
         if (later < n)
             continue; /* its other piece is at hand too */
         hash(w, i);
+        w->progress[i].is_held = 0;
         end_if_done(w, i);
     }
 }
