@@ -76,7 +76,8 @@ test-sanitize: setup  ## tests of disk engines and kernels with their C under AS
 	  COLIBRI_SANITIZED=1 COLIBRI_REQUIRE_NATIVE=1 $(BIN)/python -m pytest \
 	  -m "not oracle and not arm" tests/runtime/test_native.py tests/runtime/test_disk*.py \
 	  tests/runtime/test_kernels*.py tests/runtime/test_policies.py tests/runtime/test_recall.py \
-	  tests/runtime/test_native_core.py tests/runtime/test_store_machine.py
+	  tests/runtime/test_native_core.py tests/runtime/test_native_pass.py \
+	  tests/runtime/test_store_machine.py tests/runtime/test_store_resize.py
 
 # setup.py asks the compiler what it makes code for; tests/helpers/arm_emulator.py links the objects.
 ARM := build/arm

@@ -89,3 +89,20 @@ def test_a_quarter_of_the_experts_in_memory_gives_the_same_bits(
         logits = runtime.decoder.forward(tokens, all_logits=True)
 
     np.testing.assert_array_equal(logits, expected)
+
+
+def test_one_call_a_token_gives_the_same_bits_as_one_a_step(packed: tuple[str, Path]) -> None:
+    if native().library is None:
+        pytest.skip(native().reason)
+    name, path = packed
+    tokens = prompt_tokens(name)
+    found = []
+    for is_joined in (True, False):
+        with Runtime.open(path, configured(path, 0.4, backend="native")) as runtime:
+            decoder = runtime.decoder
+            assert decoder._joined is not None
+            if not is_joined:
+                decoder._joined = None
+            found.append([decoder.forward([token]) for token in tokens])
+
+    np.testing.assert_array_equal(found[0], found[1])

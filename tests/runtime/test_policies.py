@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from colibri_format import UsageError
 from colibri_runtime._native import native
 from colibri_runtime.policies import POLICY_NAMES, make_policy
+from colibri_runtime.policy_cadence import half_life_of
 
 needs_library = pytest.mark.skipif(native().library is None, reason=native().reason)
 IN_PYTHON = (
@@ -459,3 +460,21 @@ def machines():
 
 
 globals().update(machines())
+
+
+def test_large_pools_look_further_back():
+    assert [half_life_of(n, 1000) for n in (0, 10, 250, 500, 730, 1000, 2000)] == [
+        20, 20, 20, 40, pytest.approx(58.4), 80, 80
+    ]  # fmt: skip
+    assert half_life_of(500, None) == half_life_of(0, 0) == 20
+
+
+@pytest.mark.parametrize("name", ["recall", "cadence"])
+def test_a_use_of_long_ago_counts_more_in_a_large_pool(name):
+    victims = []
+    for n_blocks in (None, 4):
+        policy = make_policy(name, n_layers=1, n_slots=4, n_blocks=n_blocks)
+        # Asked for six times long ago, or once lately.
+        run(policy, *[(0, [1])] * 6, *[(0, [3])] * 60, (0, [2]), *[(0, [3])] * 4)
+        victims.append(policy.victim(is_prefetch=False))
+    assert victims == [(0, 1), (0, 2)]

@@ -9,7 +9,7 @@
 /* Tokens a chunk takes of what goes token by token, and rows of queries of what attends. */
 enum { TOKENS = 4, ROWS = 16 };
 /* Below this many scores attention takes less time than waking a thread. */
-enum { SCORES_ALONE = 2048 };
+enum { SCORES_ALONE = 256 };
 
 struct step {
     const struct colibri_decoder *decoder;

@@ -78,7 +78,9 @@ def measure(
     # Fewer slots than one layer asks for at once are served in rounds, which no replay does.
     largest = max(len(event.experts) for event in trace.events)
     by_slots = {max(largest, int(share * total)): share for share in shares}
-    makers: Mapping[str, Callable[[int], Policy]] = {name: _maker(name, trace) for name in names}
+    makers: Mapping[str, Callable[[int], Policy]] = {
+        name: _maker(name, trace, total) for name in names
+    }
     n_tokens = count_tokens(trace)
     for n_slots, share in by_slots.items():
         results = compare(trace, makers, [n_slots])[n_slots]
@@ -136,10 +138,12 @@ def curve(points: Sequence[CachePoint], policy: str) -> list[tuple[float, float]
     return [(point.share, point.hit_rate) for point in points if point.policy == policy]
 
 
-def _maker(name: str, trace: Trace) -> Callable[[int], Policy]:
+def _maker(name: str, trace: Trace, n_blocks: int) -> Callable[[int], Policy]:
     # Made once here, so that an unknown name is refused before any replay.
     make_policy(name, n_layers=trace.n_layers, n_slots=1)
-    return lambda n_slots: make_policy(name, n_layers=trace.n_layers, n_slots=n_slots)
+    return lambda n_slots: make_policy(
+        name, n_layers=trace.n_layers, n_slots=n_slots, n_blocks=n_blocks
+    )
 
 
 def _of_belady(result: ReplayResult, best: ReplayResult) -> float:

@@ -108,6 +108,7 @@ def _maker(
             name,
             n_layers=trace.n_layers,
             n_slots=n_slots,
+            n_blocks=n_blocks,
             quotas=quotas,
             lfu_weight=arguments.lfu_weight if name == "hybrid" else None,
         )

@@ -13,7 +13,7 @@ from colibri_format import ModelSpec, UsageError
 from .backend import Backend, Floats
 from .backend_steps import BackendSteps
 from .kv_cache import KvCache
-from .steps import Lease, Steps, StepsBackend
+from .steps import JoinedPass, JoiningSteps, Lease, Steps, StepsBackend
 from .timeline import Timeline
 from .weights import Weights
 
@@ -140,8 +140,12 @@ class Decoder:
             self._steps = backend.steps(model, weights, kv_cache, batch_size)
         else:
             self._steps = BackendSteps(model, weights, kv_cache, backend)
+        self._joined: JoinedPass | None = None
         if timeline is not None:
             self._steps = timeline.steps(self._steps)
+        elif observer is None and isinstance(self._steps, JoiningSteps):
+            # Nobody is to be told of what happens within a pass.
+            self._joined = self._steps.join(store)
 
     def forward(self, tokens: Sequence[int], all_logits: bool = False) -> Floats:
         """Logits after the last of `tokens`, `(vocab_size,)`; with `all_logits` after each,
@@ -184,6 +188,10 @@ class Decoder:
             self._make_room(len(ids))
         steps = self._steps
         steps.begin(ids)
+        if len(ids) == 1 and self._joined is not None:
+            self._joined.run(self.kv_cache.length)
+            self.kv_cache.advance(1)
+            return
         hinted: dict[int, frozenset[int]] = {}
         for layer, has_experts in enumerate(self._has_experts):
             steps.attention(layer)

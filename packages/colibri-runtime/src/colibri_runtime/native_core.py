@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_format import StorageError
+from colibri_format import Layout, StorageError
 from colibri_format.layout import block_seed
 
 from ._native import NativeLibrary, native
@@ -292,6 +292,54 @@ class NativeCore(Core):
         if number == self._number and not self._is_shut:
             self._close(self._at)
 
+    @property
+    def n_layers(self) -> int:
+        """Of all sources."""
+        return self._table.n_layers
+
+    @property
+    def width(self) -> int:
+        """Blocks that a layer has at most: block `layer * width + expert` is C's number of one."""
+        return self._width
+
+    def layouts(self, layer: int) -> list[Layout | None]:
+        """The layout of each of a layer's `width` blocks, None where there is no block."""
+        table = self._table
+        return [
+            table.layout(layer, expert) if table.has(layer, expert) else None
+            for expert in range(self._width)
+        ]
+
+    @property
+    def address(self) -> int:
+        """Of its struct colibri_store, for those who drive it from C."""
+        return self._at
+
+    def begin_pass(self) -> None:
+        """Whoever holds a fetch has an earlier one from here on: C opens and closes its own."""
+        self._number += 1
+        self._n_asked = 0
+
+    def answer(self, code: int) -> None:
+        """Does what C asks for with a negative `code` of a fetch or a take, before it goes on.
+
+        Raises:
+            StorageError, FormatError: a demand failed, and again when it was read once more; or the
+                queue is useless.
+            UsageError: `no-slot`.
+        """
+        if code == -errno.EIO:
+            self._read_failed()
+        elif code == -errno.ENOSPC:
+            raise no_slot(self.layer)
+        elif code != -errno.EINTR:
+            raise self._queue_error(code)
+
+    def end_pass(self) -> None:
+        """Closes what C has left open."""
+        if not self._is_shut:
+            self._close(self._at)
+
     def prefetch(self, layer: int, experts: Experts, *, is_read: bool = True) -> None:
         if not isinstance(experts, list):
             experts = list(experts)
@@ -345,12 +393,7 @@ class NativeCore(Core):
             return []
         try:
             while (n := self._take(self._at, most)) < 0:
-                if n == -errno.EIO:
-                    self._read_failed()
-                elif n == -errno.ENOSPC:
-                    raise no_slot(self.layer)
-                elif n != -errno.EINTR:
-                    raise self._queue_error(n)
+                self.answer(n)
         except BaseException:
             self._close(self._at)
             raise

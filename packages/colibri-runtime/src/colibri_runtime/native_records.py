@@ -19,9 +19,10 @@ def check_sizes(
     Raises:
         ModelError: `native-records`; the two were built from different sources.
     """
-    size_of = library.function(function, "i64", "i32")
+    which_one = ["i32"] if len(records) > 1 else []
+    size_of = library.function(function, "i64", *which_one)
     for which, record in enumerate(records):
-        if (found := size_of(which)) != record.itemsize:
+        if (found := size_of(which) if which_one else size_of()) != record.itemsize:
             raise ModelError(
                 "native-records",
                 library.path,

@@ -30,9 +30,12 @@ from .native_layers import (
     has_kernels,
     is_block_native,
 )
+from .native_pass import NativePass
 from .native_workspace import Buffers
 from .router import predict
 from .steps import Lease, Routing
+from .store import Store
+from .store_part import StorePart
 from .weights import LayerWeights, Weights
 
 
@@ -58,6 +61,7 @@ class NativeSteps:
         workspace_bytes: int,
     ) -> None:
         check_records(library)
+        self._library = library
         self._model = model
         self._weights = weights
         self._kv_cache = kv_cache
@@ -113,6 +117,37 @@ class NativeSteps:
         )
         self._call_logits = function(
             "colibri_decoder_logits", "i32", "ptr", "ptr", "ptr", "i64", "i64", "ptr"
+        )
+
+    def join(self, store: object) -> NativePass | None:
+        """What takes one token through all layers with `store`, in one call to C; None where a
+        layer, or the store, is not in C as a whole."""
+        first, whole = 0, store
+        if isinstance(store, StorePart):
+            first, whole = store.first_layer, store.store
+        if not isinstance(whole, Store) or not all(self._attends) or not all(self._feeds):
+            return None
+        core = whole.native()
+        if core is None:
+            return None
+        weights = self._weights.layers
+        kinds = np.zeros((core.n_layers, core.width), np.int32)
+        for layer, of_layer in enumerate(weights):
+            if of_layer.layouts:
+                kinds[first + layer] = self._kinds.row(core.layouts(first + layer))
+        return NativePass(
+            self._library,
+            core,
+            whole,
+            first,
+            [bool(of_layer.layouts) for of_layer in weights],
+            kinds.reshape(-1),
+            {
+                "decoder": self._at,
+                "layers": self._layer_at[0],
+                "blocks": address_of(self._kinds.records),
+            },
+            len(self._experts),
         )
 
     def begin(self, ids: NDArray[np.intp]) -> None:
@@ -231,6 +266,10 @@ class _Kinds:
         if only >= 0:
             return only
         return [self._number(lease.layout) for lease in leases]
+
+    def row(self, layouts: Sequence[Layout | None]) -> list[int]:
+        """The number of each of a layer's layouts, 0 where there is no block."""
+        return [0 if layout is None else self._number(layout) for layout in layouts]
 
     def _number(self, layout: Layout) -> int:
         known = self._known.get(id(layout))

@@ -99,6 +99,7 @@ def _make_policy(
         config.policy,
         n_layers=n_layers,
         n_slots=slots.plan.n_slots,
+        n_blocks=slots.n_blocks,
         quotas=quotas,
         lfu_weight=config.lfu_weight,
         shares=None if history is None else history.shares(),

@@ -9,7 +9,7 @@ from colibri_format import UsageError
 
 from ._native import native
 from .policy import Key, Policy
-from .policy_cadence import Cadence
+from .policy_cadence import Cadence, half_life_of
 from .policy_hybrid import HOT_SHARE, LFU_WEIGHT, Hybrid
 from .policy_lfu import Lfu
 from .policy_lru import GlobalLru, LayerLru
@@ -25,6 +25,7 @@ def make_policy(
     *,
     n_layers: int,
     n_slots: int,
+    n_blocks: int | None = None,
     quotas: Sequence[int] | None = None,
     lfu_weight: float | None = None,
     hot_share: float | None = None,
@@ -37,6 +38,7 @@ def make_policy(
         name: one of `POLICY_NAMES`.
         n_layers: of the model, those without experts included.
         n_slots: of the pool.
+        n_blocks: that share them; None: not known, taken for many more.
         quotas: blocks that each layer keeps for itself (`SlotPlan.quotas`); None: none, a slot
             goes to whichever layer gains most by it.
         lfu_weight: of `hybrid`, 0 (recency) to 1 (frequency).
@@ -82,11 +84,11 @@ def make_policy(
         )
     elif is_native is not False and (library := native().library) is not None:
         weight = RECALL if name == "recall" else None
-        policy = NativePolicy(library, n_layers, quotas, recall=weight)
-    elif name == "cadence":
-        policy = Cadence(n_layers, quotas)
+        half_life = half_life_of(n_slots, n_blocks)
+        policy = NativePolicy(library, n_layers, quotas, half_life=half_life, recall=weight)
     else:
-        policy = RecallPolicy(n_layers, quotas)
+        kind = Cadence if name == "cadence" else RecallPolicy
+        policy = kind(n_layers, quotas, half_life=half_life_of(n_slots, n_blocks))
     if shares:
         policy.seed(shares)
     return policy

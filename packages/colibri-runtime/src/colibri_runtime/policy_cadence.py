@@ -9,7 +9,9 @@ from typing import Final
 from .policy_decayed import NEVER_USED, DecayedPolicy
 
 HALF_LIFE: Final = 20.0
-"""Visits of its layer after which a use counts half."""
+"""Visits of its layer after which a use counts half, at least."""
+HALF_LIFE_OF_ALL: Final = 80.0
+"""The same where all blocks but a few have slots."""
 ECHO: Final = 7.0
 """Uses that having been chosen at the layer's latest visit is worth."""
 APPROACH: Final = 0.8
@@ -17,6 +19,17 @@ APPROACH: Final = 0.8
 
 COUNT: Final = (0.3, 0.7)
 _RECENT: Final = (0.5, 0.7)
+
+
+def half_life_of(n_slots: int, n_blocks: int | None) -> float:
+    """Visits after which a use counts half, for a pool of `n_slots` that `n_blocks` share.
+
+    The larger the pool, the more seldom those blocks are asked for between which it has to choose,
+    and the longer one must look back to tell them apart (docs/cache.md).
+    """
+    if not n_blocks:
+        return HALF_LIFE
+    return max(HALF_LIFE, HALF_LIFE_OF_ALL * min(1.0, n_slots / n_blocks))
 
 
 class Cadence(DecayedPolicy):

@@ -93,6 +93,23 @@ class Steps(Protocol):
         """Fills `out`, `(n_last, vocab_size)`, from the last rows of the stream."""
 
 
+class JoinedPass(Protocol):
+    """Steps and a store that go together without their caller in between."""
+
+    def run(self, position: int) -> None:
+        """Takes the stream of one token, which stands at `position` and was begun, through all
+        layers: as `Decoder` does with steps and store, to the same result."""
+
+
+@runtime_checkable
+class JoiningSteps(Protocol):
+    """Steps that know how to join a store."""
+
+    def join(self, store: object) -> JoinedPass | None:
+        """Both as one, or None where that cannot be."""
+        ...
+
+
 @runtime_checkable
 class StepsBackend(Protocol):
     """A backend with steps of its own; the others get `BackendSteps`."""

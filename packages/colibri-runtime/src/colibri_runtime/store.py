@@ -17,7 +17,7 @@ from .blocks import BlockSource, BlockTable
 from .core import Core, CoreStats, Slots, check_experts
 from .disk import DiskEngine, IoReport
 from .fetch import Fetch, ReadyCallback, closed_error
-from .native_core import native_core
+from .native_core import NativeCore, native_core
 from .passes import Passes
 from .plain_core import PlainCore
 from .policy import KeepAll, Key, Policy
@@ -179,26 +179,13 @@ class Store:
             UsageError: `no-such-expert`, `fetch-open` while the previous fetch is neither
                 exhausted nor closed, or `store-closed`.
         """
-        if self._is_closed:
-            raise closed_error()
-        core = self._core
-        if core.is_open:
-            raise UsageError(
-                "fetch-open",
-                f"fetch of layer {layer}",
-                f"the fetch of layer {core.layer} is still open",
-                "one fetch at a time",
-                "exhaust or close it first",
-            )
+        self._check_open(layer)
+        core, passes = self._core, self._passes
         layer = self._layer(layer)
         history, predictor = self.history, self._predictor
         if history is not None or predictor is not None:
             experts = list(dict.fromkeys(map(int, experts)))
-        passes = self._passes
-        if layer <= passes.last_layer or passes.last_layer < 0:
-            passes.turn(self._clock(), core.ended_ns)
-            if passes.gate is not None:
-                self._look_ahead = min(passes.gate.depth, self.prefetch_depth)
+        self._turn(layer)
         fetch = core.fetch(layer, experts)
         passes.last_layer = layer
         passes.n_asks_most = max(passes.n_asks_most, core.n_asked)
@@ -212,6 +199,48 @@ class Store:
                 if predicted := predictor.predict(target):
                     core.prefetch(target, predicted)
         return fetch
+
+    def native(self) -> NativeCore | None:
+        """The core, where C may drive it: nothing in Python is to be told of single fetches."""
+        core = self._core
+        if self.history is not None or self._predictor is not None:
+            return None
+        return core if isinstance(core, NativeCore) else None
+
+    def begin_pass(self, first: int, last: int) -> None:
+        """One token is about to be fetched for, from layer `first` to `last`, by C.
+
+        Raises:
+            UsageError: `fetch-open` or `store-closed`.
+        """
+        self._check_open(first)
+        self._turn(first)
+        passes = self._passes
+        passes.last_layer = last
+        passes.n_asks_most = max(passes.n_asks_most, self.slots.top_k)
+        if self._preload:
+            self._continue_preload()
+
+    def _check_open(self, layer: int) -> None:
+        if self._is_closed:
+            raise closed_error()
+        core = self._core
+        if core.is_open:
+            raise UsageError(
+                "fetch-open",
+                f"fetch of layer {layer}",
+                f"the fetch of layer {core.layer} is still open",
+                "one fetch at a time",
+                "exhaust or close it first",
+            )
+
+    def _turn(self, layer: int) -> None:
+        """Begins another pass, unless `layer` goes on with this one."""
+        passes = self._passes
+        if layer <= passes.last_layer or passes.last_layer < 0:
+            passes.turn(self._clock(), self._core.ended_ns)
+            if passes.gate is not None:
+                self._look_ahead = min(passes.gate.depth, self.prefetch_depth)
 
     def observe(
         self,
