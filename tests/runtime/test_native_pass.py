@@ -1,5 +1,6 @@
 """A token in one call to C: the same results and the same reads as step by step, and its errors."""
 
+import gc
 import signal
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,45 @@ def test_whoever_is_told_of_steps_has_them_one_by_one(model_file: Path, tmp_path
         with Runtime.open(model_file, tight(model_file, **options)) as runtime:
             assert runtime.decoder._joined is None
             runtime.decoder.forward([1])
+    with Runtime.open(model_file, tight(model_file)) as runtime:
+        runtime.store.history = Counted()
+        runtime.decoder.forward([1])
+        assert runtime.store.history.layers == [0, 1, 2, 3]
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+
+    def observe(self, layer: int, experts: object) -> None:
+        self.layers.append(layer)
+
+
+def test_a_pass_that_two_signals_broke_off_is_closed_by_the_next(model_file: Path) -> None:
+    with Runtime.open(model_file, tight(model_file)) as runtime:
+        expected = [runtime.decoder.forward([token]) for token in tokens_of(3)]
+    with Runtime.open(model_file, tight(model_file)) as runtime:
+        core = runtime.store._core
+        core.begin_pass()
+        core._arrays["experts"][:2] = [0, 1]
+        assert core._fetch(core._at, 2, 2) == 2
+        assert core.is_open
+
+        found = [runtime.decoder.forward([token]) for token in tokens_of(3)]
+
+        assert not core.is_open
+        assert runtime.store.cache.n_pinned == 0
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_what_is_to_be_preloaded_goes_on_layer_by_layer(model_file: Path) -> None:
+    with Runtime.open(model_file, RunConfig(memory_bytes=64 * MIB, context=128)) as runtime:
+        store = runtime.store
+        store.preload((layer, expert) for layer in range(4) for expert in range(12))
+        for token in tokens_of(60):
+            runtime.decoder.forward([token])
+        assert not store.is_preloading
+        assert store.cache.n_resident == 48
 
 
 def test_two_models_share_a_store(tmp_path: Path) -> None:
@@ -249,6 +289,9 @@ def test_ctrl_c_ends_a_token_and_the_next_is_right(model_file: Path) -> None:
         raise KeyboardInterrupt
 
     rng = np.random.default_rng(2)
+    # An interrupt in a callback of the collector would be nobody's.
+    gc.collect()
+    gc.disable()
     before = signal.signal(signal.SIGALRM, interrupt)
     n_interrupted = 0
     try:
@@ -270,6 +313,7 @@ def test_ctrl_c_ends_a_token_and_the_next_is_right(model_file: Path) -> None:
             found = [runtime.decoder.forward([token]) for token in tokens_of(6)]
     finally:
         signal.signal(signal.SIGALRM, before)
+        gc.enable()
 
     np.testing.assert_array_equal(found, expected)
     assert n_interrupted > 20

@@ -1,6 +1,8 @@
 """What is set aside for positions and batches is lent to the pool until they come."""
 
 import mmap
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from colibri_runtime._native import native
 from colibri_runtime.config import RunConfig
 from colibri_runtime.kv_cache import KvCache, kv_cache_bytes, kv_used_bytes
-from colibri_runtime.pool import CAN_GIVE_BACK
+from colibri_runtime.pool import can_give_back
 from colibri_runtime.pool_plan import SLOT_OVERHEAD
 from colibri_runtime.reserve import Reserve
 from colibri_runtime.runtime import Runtime
@@ -18,7 +20,9 @@ from helpers.random_colibri import make_model, write_random_colibri
 
 MIB = 2**20
 MODEL = make_model(n_layers=3, hidden=96, width=256, n_experts=24, top_k=2, head_dim=64)
-needs_giving_back = pytest.mark.skipif(not CAN_GIVE_BACK, reason="this system takes no memory back")
+needs_giving_back = pytest.mark.skipif(
+    not can_give_back(), reason="this system takes no memory back"
+)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +101,7 @@ def test_a_cache_takes_no_more_than_it_says(capacity: int) -> None:
     assert cache.reach(1) == 100
     cache.truncate(0)
     assert cache.reach(1) == 1
-    if CAN_GIVE_BACK:
+    if can_give_back():
         assert sum(map(resident, arrays)) == 0
 
 
@@ -161,7 +165,7 @@ def test_logits_are_the_same_bits_whatever_is_lent(model_file: Path, backend: st
     found = []
     for n_slots in (72, 10, 3):
         with Runtime.open(model_file, tight(model_file, n_slots, backend=backend)) as runtime:
-            assert (runtime.plan.n_lent > 0) == (n_slots < 72 and CAN_GIVE_BACK)
+            assert (runtime.plan.n_lent > 0) == (n_slots < 72 and can_give_back())
             found.append([runtime.decoder.forward(chunk) for chunk in chunks])
 
     assert np.array_equal(found[0], found[1])
@@ -175,6 +179,42 @@ def test_the_plan_tells_what_is_lent(model_file: Path) -> None:
         plan = runtime.plan
     rows = dict(plan_rows(plan))
     assert plan.total_bytes <= plan.budget_bytes
-    if CAN_GIVE_BACK:
+    if can_give_back():
         assert rows["lent to it"].startswith(f"{plan.n_lent} experts more")
         assert plan.as_dict()["n_lent"] == plan.n_lent
+
+
+def test_a_limit_of_the_cache_holds_for_what_is_lent_too(model_file: Path) -> None:
+    config = tight(model_file, 40)
+    with Runtime.open(model_file, replace(config, cache_bytes=2 * MIB)) as runtime:
+        plan, store = runtime.plan, runtime.store
+        for token in range(20):
+            runtime.decoder.forward([token])
+        n_bytes = sum(store.pool.sizes[: store.n_open])
+        assert 20 * plan.slot_bytes < n_bytes <= 2 * MIB
+        assert plan.n_lent <= 1
+
+
+@needs_giving_back
+def test_memory_that_is_locked_is_neither_lent_nor_given_back(model_file: Path) -> None:
+    script = (
+        "import ctypes, sys\n"
+        "from colibri_runtime import RunConfig, Runtime\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "if libc.mlockall(2): sys.exit(77)\n"  # MCL_FUTURE
+        "config = RunConfig(memory_bytes=int(sys.argv[2]), context=512)\n"
+        "with Runtime.open(sys.argv[1], config) as runtime:\n"
+        "    assert runtime.plan.n_lent == 0 < runtime.plan.n_slots\n"
+        "    for tokens in ([1, 2, 3], [4], [5, 6], [7]):\n"
+        "        runtime.decoder.forward(tokens)\n"
+        "    runtime.kv_cache.truncate(0)\n"
+        "    runtime.decoder.forward([1])\n"
+    )
+    n_bytes = str(tight(model_file, 10).memory_bytes)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(model_file), n_bytes],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode == 77 or "mlock" in done.stderr:
+        pytest.skip("memory cannot be locked here")
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from colibri_runtime.blocks import BlockTable
 from colibri_runtime.config import RunConfig
 from colibri_runtime.native_core import native_core
 from colibri_runtime.opening import open_pool
-from colibri_runtime.pool import CAN_GIVE_BACK
+from colibri_runtime.pool import Pool, can_give_back
 from colibri_runtime.pool_plan import plan_pool, pool_cost
 from helpers.blocks import ask, make_source, small_layout
 
@@ -78,7 +78,7 @@ def test_slots_that_are_lent_keep_blocks_and_are_given_up_with_them(store, sourc
     assert store.cache.n_resident == N_SLOTS + 1
 
 
-@pytest.mark.skipif(not CAN_GIVE_BACK, reason="this system takes no memory back")
+@pytest.mark.skipif(not can_give_back(), reason="this system takes no memory back")
 def test_the_memory_of_slots_that_were_given_up_is_given_back(store, source):
     store.resize(N_SLOTS + N_LENT)
     fill(source, store)
@@ -175,3 +175,59 @@ def test_both_cores_keep_the_same_blocks_while_slots_come_and_go(source, monkeyp
         found.append(history)
 
     assert found[0] == found[1]
+
+
+def test_a_pool_that_registers_what_is_lent_is_refused(source):
+    config = RunConfig(prefetch_depth=1)
+    census = BlockTable([source]).census()
+    largest = max(size for layer in census for size in layer)
+    plan = plan_pool(pool_cost(N_SLOTS, largest), census, top_k=2, max_classes=1)
+    lending = replace(plan, n_lent=N_LENT)
+    with open_pool([source], plan, config) as store, pytest.raises(UsageError) as caught:
+        store_module.Store(source, Pool(*lending.shape[0]), store._engine, lending)
+    assert caught.value.code == "bad-slots"
+    assert "4 of them lent" in str(caught.value)
+
+
+def test_a_resize_that_is_broken_off_can_be_made_again(source, monkeypatch):
+    monkeypatch.setattr(store_module, "native_core", lambda *arguments: None)
+    with open_store(source) as store:
+        cache = store.cache
+        leave, n_left = cache._leave, [0]
+
+        def broken_off(key):
+            n_left[0] += 1
+            if n_left[0] == 2:
+                raise KeyboardInterrupt
+            return leave(key)
+
+        store.resize(N_SLOTS + N_LENT)
+        fill(source, store)
+        monkeypatch.setattr(cache, "_leave", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            store.resize(N_SLOTS)
+        monkeypatch.undo()
+        store.resize(N_SLOTS)
+        for n_more in (N_LENT, 1, N_LENT):
+            store.resize(N_SLOTS + n_more)
+            free = cache._free[-1]
+            assert len(set(free)) == len(free)
+            assert not set(free) & set(cache.owners())
+            assert cache.n_free + cache.n_resident + cache.n_loading == store.n_open
+
+
+def test_growth_that_is_broken_off_is_never_more_than_the_store_knows(core, source, monkeypatch):
+    with open_store(source) as store:
+        resize = store._core.resize
+
+        def broken_off(n_open):
+            resize(n_open)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(store._core, "resize", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            store.resize(N_SLOTS + N_LENT)
+        monkeypatch.undo()
+        assert store.cache.n_free <= store.n_open
+        store.resize(N_SLOTS)
+        assert store.cache.n_free == N_SLOTS

@@ -1,10 +1,22 @@
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* clock_gettime */
+#endif
 #include "decode.h"
 
 #include <errno.h>
 #include <stddef.h>
 #include <string.h>
+#include <time.h>
 
 enum { ONE = 1 };
+static const int64_t DEAF_NS = 50000000;
+
+static int64_t now_ns(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
 
 static int32_t store_layer(const struct colibri_pass *p, int32_t layer)
 {
@@ -94,11 +106,14 @@ int64_t colibri_pass_bytes(void) { return sizeof(struct colibri_pass); }
 int32_t colibri_pass_run(struct colibri_pass *p)
 {
     const struct colibri_decoder *d = p->decoder;
-    int32_t error;
+    const int64_t end = now_ns() + DEAF_NS;
+    int32_t error, n_done = 0;
 
     p->is_store = 0;
-    for (; p->layer < p->n_layers; p->layer++) {
+    for (; p->layer < p->n_layers; p->layer++, n_done++) {
         const struct colibri_layer *layer = &p->layers[p->layer];
+        if (n_done && now_ns() > end)
+            return answered(p, -EINTR);
         if (!p->is_asked) {
             error = colibri_layer_attention(d, layer, ONE, p->position);
             if (error < 0)

@@ -38,9 +38,10 @@ struct colibri_pass {
 /* sizeof of colibri_pass, for a check. */
 COLIBRI_EXPORT int64_t colibri_pass_bytes(void);
 
-/* Takes the first row of stream through the layers from `layer` on. 0; or with `is_store` what
- * colibri_store_fetch or _take answered, upon which the call may be repeated to go on; or -errno of a
- * step; -ENODATA: the store gave fewer experts than were asked for. A fetch is left open then. */
+/* Takes the first row of stream through the layers from `layer` on. 0; or with `is_store` what the
+ * store answered: upon -EINTR, which also comes between two layers after some 50 ms so that signals
+ * are heard, and upon -EIO once that is mended, the call is repeated and goes on. Or -errno of a step;
+ * -ENODATA: the store gave fewer experts than were asked for. A fetch may be open then. */
 COLIBRI_EXPORT int32_t colibri_pass_run(struct colibri_pass *pass);
 
 #endif

@@ -18,7 +18,7 @@ from colibri_format import UsageError, format_size
 
 from .blocks import slot_waste
 from .errors import BudgetError
-from .pool import CAN_GIVE_BACK, mapped_bytes
+from .pool import can_give_back, mapped_bytes
 from .pool_plan import SLOT_OVERHEAD, PoolPlan, plan_pool, pool_cost
 
 THREAD_BYTES: Final = 64 * 1024
@@ -130,7 +130,8 @@ def plan_memory(
     """The division of `budget_bytes`: what must be there first, then as many slots as fit.
 
     One slot is enough to work, if slowly; more than one for each block are not made. The pool
-    takes at most `cache_bytes` of the budget, with what stands for its slots in Python.
+    takes at most `cache_bytes` of the budget, with what stands for its slots in Python and with
+    slots that are lent.
     `counts[layer, expert]` is how often each expert was asked for in the past, if that is known.
 
     Raises:
@@ -180,6 +181,9 @@ def plan_memory(
         n_lent = min(
             _most_lent(slots, needs.idle_bytes), (room - slots.cost_bytes) // SLOT_OVERHEAD
         )
+        if cache_bytes is not None:
+            a_slot = slots.classes[-1].slot_bytes + SLOT_OVERHEAD
+            n_lent = min(n_lent, (cache_bytes - slots.cost_bytes) // a_slot)
         slots = replace(slots, n_lent=n_lent)
     notes = list(slots.notes)
     sizes = [c.slot_bytes for c in slots.classes]
@@ -268,7 +272,7 @@ def _fixed_bytes(needs: MemoryNeeds, io_threads: int) -> int:
 
 def _most_lent(slots: PoolPlan, idle_bytes: int) -> int:
     """How many slots more `idle_bytes` hold, and blocks of the largest class want."""
-    if not slots.n_slots or not CAN_GIVE_BACK:
+    if not slots.n_slots or not idle_bytes or not can_give_back():
         return 0
     last = slots.classes[-1]
     return max(0, min(idle_bytes // last.slot_bytes, last.n_blocks - last.plan.n_slots))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from .policy import Key, Policy
 
@@ -205,14 +206,18 @@ class Cache:
 
         Blocks in slots beyond are given up; none is being read or in use.
         """
-        free = self._free[-1]
-        # Taken last, and the lowest first.
-        free[:0] = range(n_open - 1, self._n_open - 1, -1)
-        free[:] = [slot for slot in free if slot < n_open]
-        for slot, key in self.owners().items():
+        owners = self.owners()
+        for slot, key in owners.items():
             if slot >= n_open:
-                self._policy_of_slot[slot].pin(key)
+                # It knows the block no more if this was broken off before and is made again.
+                with suppress(KeyError):
+                    self._policy_of_slot[slot].pin(key)
                 self._leave(key)
+        # What comes is taken last, and the lowest first. Whole at each point, should this be broken
+        # off and made again.
+        known = set(self._free[-1]).union(owners)
+        come = [slot for slot in range(n_open - 1, self._n_open - 1, -1) if slot not in known]
+        self._free[-1] = come + [slot for slot in self._free[-1] if slot < n_open]
         self._n_open = n_open
 
     def land(self, key: Key) -> int:

@@ -150,6 +150,9 @@ class Core(ABC):
     def resize(self, n_open: int) -> None:
         """As `Store.resize`, while no fetch is open: the last class has more slots or fewer."""
 
+    def recover(self) -> None:  # noqa: B027  (nothing to do for most)
+        """Closes what whoever drives the core from C left open when it was broken off."""
+
     @abstractmethod
     def shut(self) -> None:
         """The store is closing: whatever was open is void, and the pool's memory let go of."""

@@ -188,7 +188,7 @@ class Decoder:
             self._make_room(len(ids))
         steps = self._steps
         steps.begin(ids)
-        if len(ids) == 1 and self._joined is not None:
+        if len(ids) == 1 and self._joined is not None and self._joined.is_ready:
             self._joined.run(self.kv_cache.length)
             self.kv_cache.advance(1)
             return

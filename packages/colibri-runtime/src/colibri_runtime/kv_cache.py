@@ -108,7 +108,8 @@ class KvCache:
         self.length += n_tokens
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` positions; without any, gives their memory back.
+        """Forgets all but the first `length` positions; without any, gives the memory of those
+        that were `reach`ed back.
 
         Raises:
             UsageError: `bad-length` when fewer are held, or `length` is negative.
@@ -122,6 +123,6 @@ class KvCache:
             )
         self.length = length
         if length == 0 and self._n_reached:
-            self._n_reached = 0
-            for memory in self._memory:
-                memory.give_back()
+            given = [memory.give_back() for memory in self._memory]
+            if all(given):
+                self._n_reached = 0

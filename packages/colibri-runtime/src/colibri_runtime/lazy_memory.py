@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from contextlib import suppress
 
 import numpy as np
-
-from .pool import CAN_GIVE_BACK
 
 
 class LazyMemory:
@@ -27,7 +26,13 @@ class LazyMemory:
                 self._map.madvise(advice)
         self.array = np.frombuffer(self._map, np.uint8)[:n_bytes]
 
-    def give_back(self) -> None:
-        """Zeros all of it, which takes no memory then, where the system takes it back."""
-        if CAN_GIVE_BACK:
+    def give_back(self) -> bool:
+        """Whether the system took all of it back: it is zeros again, and takes no memory. Memory
+        that is locked is not taken back, nor is any on systems other than Linux."""
+        if sys.platform != "linux" or not hasattr(mmap, "MADV_DONTNEED"):
+            return False
+        try:
             self._map.madvise(mmap.MADV_DONTNEED)
+        except OSError:
+            return False
+        return True

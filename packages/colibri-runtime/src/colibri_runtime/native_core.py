@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri_format import Layout, StorageError
+from colibri_format import Layout, StorageError, UsageError
 from colibri_format.layout import block_seed
 
 from ._native import NativeLibrary, native
@@ -210,6 +210,7 @@ class NativeCore(Core):
         self._number = 0
         self._n_asked = 0
         self._is_shut = False
+        self._is_passing = False
         self.stats = NativeStats(self._arrays["counts"])
         self.cache = NativeSlots(self._state, self._arrays, width)
         counts = np.dtype((np.int64, len(_COUNT_NAMES)))
@@ -319,6 +320,7 @@ class NativeCore(Core):
         """Whoever holds a fetch has an earlier one from here on: C opens and closes its own."""
         self._number += 1
         self._n_asked = 0
+        self._is_passing = True
 
     def answer(self, code: int) -> None:
         """Does what C asks for with a negative `code` of a fetch or a take, before it goes on.
@@ -330,6 +332,12 @@ class NativeCore(Core):
         """
         if code == -errno.EIO:
             self._read_failed()
+        elif code == -errno.ENOENT:
+            experts = self._arrays["experts"].tolist()
+            raise UsageError(
+                "no-such-expert", "store", f"was asked for one that no layer has, of {experts}",
+                "experts that the index holds",
+            )  # fmt: skip
         elif code == -errno.ENOSPC:
             raise no_slot(self.layer)
         elif code != -errno.EINTR:
@@ -339,6 +347,12 @@ class NativeCore(Core):
         """Closes what C has left open."""
         if not self._is_shut:
             self._close(self._at)
+        self._is_passing = False
+
+    def recover(self) -> None:
+        # A second signal may have come before the pass that a first one broke off was ended.
+        if self._is_passing:
+            self.end_pass()
 
     def prefetch(self, layer: int, experts: Experts, *, is_read: bool = True) -> None:
         if not isinstance(experts, list):

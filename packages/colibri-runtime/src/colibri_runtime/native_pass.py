@@ -96,6 +96,11 @@ class NativePass:
         check_sizes(library, "colibri_pass_bytes", [_PASS], __name__)
         self._run = library.function("colibri_pass_run", "i32", "ptr")
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether nobody is to be told of single fetches now."""
+        return self._store.native() is self._core and not self._store.is_preloading
+
     def run(self, position: int) -> None:
         """Takes the stream of the token at `position` through all layers.
 
@@ -116,6 +121,5 @@ class NativePass:
                 if not words[_IS_STORE]:
                     check_code(code, f"layer {words[_LAYER]}")
                 core.answer(code)
-        except BaseException:
+        finally:
             core.end_pass()
-            raise

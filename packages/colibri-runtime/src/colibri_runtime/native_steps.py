@@ -125,10 +125,11 @@ class NativeSteps:
         first, whole = 0, store
         if isinstance(store, StorePart):
             first, whole = store.first_layer, store.store
-        if not isinstance(whole, Store) or not all(self._attends) or not all(self._feeds):
+        # Not what is derived from a store, which C would not call.
+        if not isinstance(whole, Store) or type(whole) is not Store:
             return None
         core = whole.native()
-        if core is None:
+        if core is None or not all(self._attends) or not all(self._feeds):
             return None
         weights = self._weights.layers
         kinds = np.zeros((core.n_layers, core.width), np.int32)

@@ -198,7 +198,8 @@ class Buffers:
             position += _padded((shape, dtype))
 
     def give_back(self) -> None:
-        """Zeros everything, which takes no memory then. Not within a pass."""
+        """Zeros everything, which takes no memory then, if the system takes it back. Not within
+        a pass."""
         self._memory.give_back()
 
     def fill(self, record: np.void) -> None:

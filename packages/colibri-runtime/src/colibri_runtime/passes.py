@@ -15,8 +15,9 @@ KEPT_PASSES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class PassStats:
-    """What one pass did: `total_ns` from its first fetch to the end of its last, and counts of all
-    layers together. `n_asks_most` is the most that any of its fetches asked for."""
+    """What one pass did: `total_ns` from its first fetch, or where C drives it from its beginning,
+    to the end of its last, and counts of all layers together. `n_asks_most` is the most that any
+    of its fetches asked for."""
 
     total_ns: int
     n_asks_most: int
@@ -57,10 +58,13 @@ class Passes:
             total = self._total()
             counts = total.minus(self._before)
             self._before = total
-            passed = PassStats(ended_ns - self._began_ns, self.n_asks_most, counts)
+            # One that failed before any lease has no end of its own.
+            is_whole = ended_ns >= self._began_ns
+            total_ns = max(0, ended_ns - self._began_ns)
+            passed = PassStats(total_ns, self.n_asks_most, counts)
             self.recent.append(passed)
             self.n_ended += 1
-            if self.gate is not None and self.n_asks_most <= self._top_k:
+            if self.gate is not None and is_whole and self.n_asks_most <= self._top_k:
                 self.gate.tell(passed.total_ns)
         self._began_ns = began_ns
         self.last_layer = -1

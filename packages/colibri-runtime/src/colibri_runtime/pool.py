@@ -20,10 +20,6 @@ HUGE_PAGE: Final = 2 * 2**20
 LEAST_HUGE_ARENA: Final = 8 * HUGE_PAGE
 """Arenas below stand in ordinary pages: aligning them could cost over an eighth of their size."""
 
-CAN_GIVE_BACK: Final = sys.platform == "linux" and hasattr(mmap, "MADV_DONTNEED")
-"""Whether memory of a mapping can be given back to the system (madvise(2): MADV_DONTNEED frees
-it at once on Linux alone)."""
-
 _RANGE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 
 
@@ -39,6 +35,20 @@ class PoolReport:
     arena_bytes: int
     huge_bytes: int | None
     notes: tuple[str, ...] = ()
+
+
+def can_give_back() -> bool:
+    """Whether memory of a mapping can be given back to the system: not where this is no Linux
+    (madvise(2): MADV_DONTNEED frees at once there alone), nor while a process locks its memory."""
+    if sys.platform != "linux" or not hasattr(mmap, "MADV_DONTNEED"):
+        return False
+    with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page:
+        page[0] = 1
+        try:
+            page.madvise(mmap.MADV_DONTNEED)
+        except OSError:
+            return False
+        return page[0] == 0
 
 
 def pool_bytes(n_slots: int, slot_bytes: int) -> int:
@@ -87,6 +97,7 @@ class Pool:
                     "slots are a positive multiple of 4096 bytes",
                 )
         self.n_slots = sum(number for number, _ in classes)
+        self.n_lent = n_lent
         self.arena_bytes = sum(number * size for number, size in classes)
         self._map: mmap.mmap | None = None
         self._map_start = 0
@@ -129,7 +140,13 @@ class Pool:
         start = 0
         if kept >= LEAST_HUGE_ARENA:
             start = -int(whole.__array_interface__["data"][0]) % HUGE_PAGE
-            self._advise("MADV_HUGEPAGE", start, size)
+            # Where huge pages are larger than the 2 MiB that a plan allows for, none may begin in
+            # what is touched and reach into what is lent.
+            self._advise("MADV_HUGEPAGE", start, size if mmap.PAGESIZE == 4096 else kept)
+        if size > kept and (kept < LEAST_HUGE_ARENA or mmap.PAGESIZE != 4096):
+            aligned = -(-(start + kept) // mmap.PAGESIZE) * mmap.PAGESIZE
+            if aligned < start + size:
+                self._advise("MADV_NOHUGEPAGE", aligned, start + size - aligned)
         # A fork during a direct read into private memory corrupts it (open(2), O_DIRECT notes).
         self._advise("MADV_DONTFORK", start, size)
         arena = whole[start : start + size]
@@ -170,15 +187,21 @@ class Pool:
         """Gives the memory of the slots from `first` on, which are lent, back to the system.
 
         They hold nothing afterwards and no read is under way into them; filling them takes memory
-        again. Does nothing where the system takes none back (`CAN_GIVE_BACK`).
+        again. Nothing is lent where the system takes none back (`can_give_back`).
+
+        Raises:
+            StorageError: the system refuses, as it does since memory was locked, say.
         """
-        if self._map is None or not CAN_GIVE_BACK:
+        if self._map is None or sys.platform != "linux":
             return
         begin = self._map_start + sum(self.sizes[:first])
         begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
         end = self._map_start + self.arena_bytes
         if begin < end:
-            self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            try:
+                self._map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+            except OSError as error:
+                raise StorageError.of(error, "pool", "giving memory back") from error
 
     def report(self) -> PoolReport:
         """What was got of the slots that are not lent, as found when the pool was made."""

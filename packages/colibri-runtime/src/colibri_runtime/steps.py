@@ -96,6 +96,11 @@ class Steps(Protocol):
 class JoinedPass(Protocol):
     """Steps and a store that go together without their caller in between."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next token may go that way."""
+        ...
+
     def run(self, position: int) -> None:
         """Takes the stream of one token, which stands at `position` and was begun, through all
         layers: as `Decoder` does with steps and store, to the same result."""

@@ -207,6 +207,11 @@ class Store:
             return None
         return core if isinstance(core, NativeCore) else None
 
+    @property
+    def is_preloading(self) -> bool:
+        """Whether fetches are to go on with what `preload` was told."""
+        return bool(self._preload)
+
     def begin_pass(self, first: int, last: int) -> None:
         """One token is about to be fetched for, from layer `first` to `last`, by C.
 
@@ -218,13 +223,12 @@ class Store:
         passes = self._passes
         passes.last_layer = last
         passes.n_asks_most = max(passes.n_asks_most, self.slots.top_k)
-        if self._preload:
-            self._continue_preload()
 
     def _check_open(self, layer: int) -> None:
         if self._is_closed:
             raise closed_error()
         core = self._core
+        core.recover()
         if core.is_open:
             raise UsageError(
                 "fetch-open",
@@ -325,6 +329,7 @@ class Store:
                 f"{n_open} slots were to be used",
                 f"{plan.n_slots} to {plan.n_slots + plan.n_lent}",
             )
+        self._core.recover()
         if self._core.is_open:
             raise UsageError(
                 "fetch-open",
@@ -335,9 +340,13 @@ class Store:
             )
         if n_open == self._n_open:
             return
+        if n_open > self._n_open:
+            # First: whatever breaks this off, the core has no more than is written here.
+            self._n_open = n_open
+            self._core.resize(n_open)
+            return
         self._core.resize(n_open)
-        if n_open < self._n_open:
-            self.pool.give_back(n_open)
+        self.pool.give_back(n_open)
         self._n_open = n_open
 
     def part(self, number: int) -> StorePart:
@@ -382,10 +391,12 @@ def _check_slots(table: BlockTable, pool: Pool, plan: PoolPlan) -> None:
     needed = max((size for layer in table.census() for size in layer), default=0)
     largest = plan.classes[-1].slot_bytes
     expected = tuple(size for number, size in plan.shape for _ in range(number))
-    if pool.sizes != expected or largest < needed:
+    if pool.sizes != expected or pool.n_lent != plan.n_lent or largest < needed:
         raise UsageError(
             "bad-slots",
             "store",
-            f"a pool of {pool.n_slots} slots, the largest of {pool.slot_bytes} bytes",
-            f"the {len(expected)} slots that were planned, the largest of at least {needed} bytes",
+            f"a pool of {pool.n_slots} slots, {pool.n_lent} of them lent, the largest of "
+            f"{pool.slot_bytes} bytes",
+            f"the {len(expected)} slots that were planned, {plan.n_lent} of them lent, the largest "
+            f"of at least {needed} bytes",
         )
